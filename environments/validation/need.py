@@ -15,9 +15,9 @@ from typing import Any
 from environments.contract import Environment, Message, TargetTask
 from environments.validation.lazy import LAZY_POLICIES, Plan, policy_of, unbound_reason, words_with_digits
 from environments.validation.measuring import exhibit, measured
-from environments.validation.playing import Played, SimplePolicy, play
+from environments.validation.playing import Played, SimplePolicy, play, replay_policy
 from environments.validation.repeats import Source, repeated
-from environments.validation.step import Deed, fixed_policy, recorded, without_step
+from environments.validation.step import Deed, recorded, without_step
 
 PLANS = 6
 # Scenarios whose oracle gives the plans; more would only add rare ones.
@@ -170,7 +170,7 @@ def _check_step(need: Need, at: _Bench, deeds: Sequence[Sequence[Deed]], step: M
         donors = [deeds[(i + k) % len(deeds)] for k in range(1, min(_DONORS + 1, len(deeds)))]
         actions = without_step(step, _request(task), deeds[i], donors)
         differing += actions != [deed.action for deed in deeds[i]]
-        played.append(play(at.environment, task, fixed_policy(actions)))
+        played.append(play(at.environment, task, replay_policy(actions)))
         if at.too_late:
             break
     wins = sum(episode.won for episode in played)

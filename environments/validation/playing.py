@@ -108,7 +108,7 @@ def oracle_policy(environment: Environment, messages: Sequence[Message], rng: ra
 
 
 def replay_policy(actions: Sequence[Action]) -> SimplePolicy:
-    """Plays the same actions whatever is asked: the solution of another scenario."""
+    """Plays the same actions in order, whatever is asked and answered."""
 
     def policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
         turn = sum(message.role == "assistant" for message in messages)

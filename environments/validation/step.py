@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from environments.contract import Action, Environment, Message, TargetTask, ToolCall, canonical_json
-from environments.validation.playing import SimplePolicy, play
+from environments.validation.playing import play
 
 SAYS = ("ask", "answer")
 STEP_HELP = (
@@ -103,16 +103,6 @@ def without_step(
             action = replace(action, tool_calls=kept)
         actions.append(_unlearned(action, hidden, donated) if i > min(places) else action)
     return actions
-
-
-def fixed_policy(actions: Sequence[Action]) -> SimplePolicy:
-    """Plays the actions in order, whatever is answered."""
-
-    def policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
-        turn = sum(message.role == "assistant" for message in messages)
-        return actions[turn] if turn < len(actions) else None
-
-    return policy
 
 
 def _places(step: Mapping[str, str], deeds: Sequence[Deed]) -> set[int]:
