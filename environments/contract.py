@@ -17,7 +17,6 @@ from errors import TargetError
 
 Role = Literal["system", "user", "assistant", "tool"]
 SPLITS = ("diagnosis", "validation", "test")
-Split = Literal["diagnosis", "validation", "test"]
 # What a round draws anew, of a target that can (`Drawable`).
 DRAWN_SPLITS = ("diagnosis", "validation")
 # The deepest nesting of a call's arguments. What is deeper cannot be copied, hashed and stored everywhere, because

@@ -70,11 +70,6 @@ class LocalPolicy:
         self.sampled_tokens = 0
         self._turns = 0
 
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that went through the model's layers."""
-        return self.work.decoded + self.work.prefilled
-
     def identity(self, adapter: str | None = None) -> PolicyIdentity:
         """Identity with the adapter's content hash."""
         return replace(self._identity, adapter="" if adapter is None else self._adapter(adapter)[0])

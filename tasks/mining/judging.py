@@ -32,7 +32,6 @@ class Fit:
     trainable: bool
     cause: str
     reason: str
-    request_hashes: tuple[str, ...]
 
 
 def judge_fit(
@@ -72,12 +71,11 @@ def judge_fit(
             raise problem
     answers = [answer for answer in heard if isinstance(answer, Answer)]
     against = [answer.value for answer in answers if answer.value.cause != "agent"]
-    hashes = tuple(answer.request_hash for answer in answers)
     if 2 * len(against) > settings.judges:
         cause = max((a.cause for a in against), key=[a.cause for a in against].count)
-        return Fit(False, cause, next(a.reason for a in against if a.cause == cause), hashes)
+        return Fit(False, cause, next(a.reason for a in against if a.cause == cause))
     supporting = next((a.value.reason for a in answers if a.value not in against), "no judge gave a usable answer")
-    return Fit(True, "agent", supporting, hashes)
+    return Fit(True, "agent", supporting)
 
 
 def user_answers(transcripts: Sequence[Transcript]) -> str:

@@ -139,11 +139,11 @@ def test_cached_turns_cost_their_new_tokens(tiny_model: Any) -> None:
     row = prompts(1)[0]
     policy.submit(Request("a", row, Sampling(0.0, 4), None, len(SHARED)))
     (generation,) = policy.poll()
-    before = policy.computed_tokens
+    before = policy.work.decoded + policy.work.prefilled
     policy.submit(Request("a", [*row, *generation.ids, 9, 10], Sampling(0.0, 1), None, len(SHARED)))
     policy.poll()
     # The last sampled token has no keys and values yet: it is computed with the two that follow it.
-    assert policy.computed_tokens - before == 3
+    assert policy.work.decoded + policy.work.prefilled - before == 3
 
 
 def test_adapters_equal_peft_and_leave_the_base_alone(tiny_model: Any) -> None:

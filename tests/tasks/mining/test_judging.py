@@ -19,7 +19,7 @@ def test_judges_mark_what_no_environment_could_train():
     asker = ScriptedAsker(rule)
     fit = judge_fit(asker, CANDIDATES[0], [TRANSCRIPTS[1].id], TRANSCRIPTS, CONTEXT, MiningSettings())
     assert not fit.trainable
-    assert (fit.cause, fit.reason, len(fit.request_hashes)) == ("broken_tool", "because of broken_tool", 3)
+    assert (fit.cause, fit.reason, len(asker.questions)) == ("broken_tool", "because of broken_tool", 3)
     question = asker.questions[0]
     # The verdict follows from the reason, is one field, and is not suggested.
     assert list(question.schema.model_fields) == ["reason", "cause"]
