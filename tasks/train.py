@@ -81,7 +81,7 @@ def _failed(context: Context, capability: str, version: int, row: AdapterRow, wh
 def _untrained(context: Context, capability: str, identity: str, wanted: TrainingSettings) -> AdapterRow:
     """The row of an adapter that failed before its training began, stored now."""
     environment_id = context.result(SynthesizeResult, capability).environment
-    begin_adapter(context, identity, row_id(context.round.id, capability), environment_id, wanted.told())
+    begin_adapter(context, identity, row_id(context.round.id, capability), environment_id, wanted.as_json())
     row = context.store.row(AdapterRow, id=identity)
     assert row is not None, "it has just been stored"
     return row

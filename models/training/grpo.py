@@ -271,16 +271,16 @@ class StepsOwed:
     output: Path
     resume: Path | None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As JSON."""
         resume = None if self.resume is None else str(self.resume)
         return {"settings": asdict(self.settings), "output": str(self.output), "resume": resume}
 
     @classmethod
-    def heard(cls, told: Mapping[str, Any]) -> StepsOwed:
+    def from_json(cls, message: Mapping[str, Any]) -> StepsOwed:
         """From JSON."""
-        resume = None if told["resume"] is None else Path(told["resume"])
-        return cls(TrainingSettings(**told["settings"]), Path(told["output"]), resume)
+        resume = None if message["resume"] is None else Path(message["resume"])
+        return cls(TrainingSettings(**message["settings"]), Path(message["output"]), resume)
 
 
 def _train(
@@ -298,7 +298,7 @@ def _train(
     def begun(peft: Any, lora: Any) -> None:
         if resume is None:
             begin(peft, lora, output, start)
-        here.tell(owed.told())
+        here.tell(owed.as_json())
 
     source = rollouts if here.count == 1 else DealtRollouts(here, rollouts, rollouts.decoder)
     with retired_after(actor):

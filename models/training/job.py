@@ -46,14 +46,14 @@ class _Following(TrainerCallback):
 def follow(here: Ranks, base: Mapping[str, Any]) -> None:
     """Make rank 0's trainings with it, until it says that there is none left."""
     loaded = None if base.get("host") else load_base(**base)
-    while (told := here.hear()) is not None:
-        if told == PART:
+    while (message := here.hear()) is not None:
+        if message == PART:
             loaded = follow_part(lambda: load_base(**base))
             continue
         assert loaded is not None, "rank 0 parts its base before it trains"
         try:
             rollouts = DealtRollouts(here, None, loaded.policy.decoder)
-            owed = StepsOwed.heard(told)
+            owed = StepsOwed.from_json(message)
             make_steps(owed, loaded.policy.model, loaded.renderer.tokenizer, rollouts, _Following(here))
         except (LeaderOver, TraceError) as problem:  # rank 0 meets the same problem, and tells of it
             logger.info("process %d has left a training: %s", here.index, problem or "it is over")

@@ -69,7 +69,7 @@ class TrainingSettings:
     recompute: bool = False
     judged: bool = True
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As they are stored with an adapter, where a training that is `judged` says nothing of it."""
         return {name: value for name, value in asdict(self).items() if name != "judged" or not value}
 

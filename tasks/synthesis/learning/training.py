@@ -79,7 +79,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     checkpoints. Whatever was done before the process died is not done again."""
     settings = settings_of_course(context, course, start)
     digest_of_start = adapter_digest(start) if start else ""
-    config = settings.told() | start_config(digest_of_start, course.starts, course.keeps, course.began)
+    config = settings.as_json() | start_config(digest_of_start, course.starts, course.keeps, course.began)
     begin_adapter(context, course.adapter, course.capability_id, course.environment_id, config)
     run = _begin_run(context, course, settings)
     fetch_further(context.files, course.folder)
@@ -114,7 +114,7 @@ def _begin_run(context: Context, course: Course, settings: TrainingSettings) -> 
     key = f"{context.round.id}-{course.folder.name}"
     run = context.part_run(key, course.name, capability=course.name, kind="training")
     log = RunLog(context.registry, run)
-    log.params({k: v for k, v in settings.told().items() if v is not None})
+    log.params({k: v for k, v in settings.as_json().items() if v is not None})
     if course.starts:
         log.params(start_params(course.starts))
         log.metrics(start_metrics(course.starts))

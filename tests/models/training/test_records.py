@@ -57,8 +57,8 @@ def test_a_training_that_is_not_judged_goes_on_where_reward_parts_from_success()
     assert over(misled, settings, 1) == "misspecified"
     alone = replace(settings, judged=False)
     assert (over(misled, alone, 1), verdict_on(misled, alone)) == ("", "")
-    assert settings.told() | {"judged": True} == asdict(settings), "stored as it was before there was a choice"
-    assert alone.told() == asdict(alone)
+    assert settings.as_json() | {"judged": True} == asdict(settings), "stored as it was before there was a choice"
+    assert alone.as_json() == asdict(alone)
 
 
 def test_a_record_is_read_back_as_it_was() -> None:
