@@ -26,7 +26,7 @@ from settings_parts import CalibrationSettings
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.engine import Playground
 from tasks.round.rollouts import RoundEngine, outcomes, round_seed
-from tasks.synthesis.calibration_told import typical_episodes
+from tasks.synthesis.author_feedback import typical_episodes
 
 # A capability's own scenarios have their own seeds (`own_scenario`), which training never draws. Calibration counts
 # down from -1. What chooses a checkpoint is not what it is reported on, or the report would have the winner's luck.

@@ -41,10 +41,10 @@ from tasks.round.results import SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import target_prompt
+from tasks.synthesis.author_feedback import band_text
 from tasks.synthesis.author_request import Brief, Synthesis, Version
 from tasks.synthesis.bank import BANK, bank_of, nearest
 from tasks.synthesis.calibration import FIGURES, Calibration, limits_of
-from tasks.synthesis.calibration_told import band_text
 from tasks.synthesis.module_writer import Calibrate, SynthesisRules, Writer, judge_module, synthesize
 from tasks.synthesis.target_material import held_out_sources, judged_answers, tool_answers
 

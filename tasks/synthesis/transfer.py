@@ -13,7 +13,7 @@ from environments.contract import TargetTask
 from models.episodes import Episode
 from tasks.round.results import RolloutResult, TransferFigures
 from tasks.round.stored import StoredRound
-from tasks.synthesis.calibration_told import typical_episodes
+from tasks.synthesis.author_feedback import typical_episodes
 
 VERDICT = "does-not-transfer"
 # Rise of success in the environment from which the target's tasks must show some, too; and the fewest of them that say

@@ -30,8 +30,8 @@ from settings_parts import CalibrationSettings
 from tasks.round.results import RolloutResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stored import StoredRound
+from tasks.synthesis.author_feedback import band_text, typical_episodes
 from tasks.synthesis.calibration import Calibration, find_level, judge
-from tasks.synthesis.calibration_told import band_text, typical_episodes
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter, accepted_environment
 from tasks.synthesis.transfer import transfer_of
 from tasks.synthesize import withdraw
