@@ -15,7 +15,7 @@ from pydantic import Field
 from db import ReleaseState
 from errors import NotApproved
 from tasks.gate import proposal_of
-from tasks.operations.told import tell_question
+from tasks.operations.announcements import tell_question
 from tasks.round.context import Context
 from tasks.round.results import GateResult
 from tasks.unattended.stalls import unwatched

@@ -18,7 +18,7 @@ from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
 from tasks.housekeeping.retention import forget, removals, remove, told, told_forgotten
-from tasks.operations.told import tell_last_run, told_when_refused
+from tasks.operations.announcements import failure_announced, tell_last_run
 from tasks.unattended.notices import Notice, deliver, notify
 
 logger = logging.getLogger("trace")
@@ -41,7 +41,7 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
     """Keep a home once. Raises `StoreError` when the doctor finds a fault: it is told, too."""
     given = params or HousekeepingParameters()
     settings = load_settings(home=given.home, profile=given.profile)
-    with told_when_refused(settings, bool(deployment.id), "housekeeping"):
+    with failure_announced(settings, bool(deployment.id), "housekeeping"):
         tell_last_run(settings, "housekeeping", deaths_before())
         if (way := makes_way()) is not None:
             return way  # type: ignore[no-any-return]

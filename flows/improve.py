@@ -39,9 +39,9 @@ from flows.runs.left_running import left_runs_ended, shown_as
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import BUDGET, LARGEST, Settings, load_settings
+from tasks.operations.announcements import failure_announced, tell_deaths, tell_failure, tell_start
 from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
-from tasks.operations.told import tell_deaths, tell_failure, tell_start, told_when_refused
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import preflight
@@ -94,7 +94,7 @@ class RoundOutcome(BaseModel):
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     """An open round. While it is open this process is known to be alive, whatever it waits for; how it ended is stored,
     and people are told of a failure. Where another process works on the round, it is for that one to do both."""
-    with told_when_refused(settings, bool(deployment.id)):
+    with failure_announced(settings, bool(deployment.id)):
         check_runner(settings)
         context = open_context(settings, fresh, code_version())
     context.sharing = SharedPlay(context)
@@ -190,7 +190,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
         return way  # type: ignore[no-any-return]
     try:
         with contextlib.ExitStack() as held:
-            with told_when_refused(settings, bool(deployment.id)):
+            with failure_announced(settings, bool(deployment.id)):
                 check_stage(settings.target, "a whole round")
                 preflight(settings)
                 check_runner(settings)

@@ -15,7 +15,7 @@ from errors import TargetBusy
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import load_settings, writable_folder
-from tasks.operations.told import tell_last_run, told_when_refused
+from tasks.operations.announcements import failure_announced, tell_last_run
 from tasks.operations.watch import told, watch_release
 from tasks.round.preflight import preflight
 from tasks.unattended.notices import deliver
@@ -37,7 +37,7 @@ def watch(params: WatchParameters | None = None) -> str:
     the target needs: one that hangs ends itself, as a round does."""
     settings = load_settings(**(params or WatchParameters()).model_dump())
     try:
-        with told_when_refused(settings, bool(deployment.id), "watch"):
+        with failure_announced(settings, bool(deployment.id), "watch"):
             preflight(settings)
             tell_last_run(settings, "watch", deaths_before(), hung_before(settings.folder))
             if (way := makes_way()) is not None:

@@ -13,7 +13,7 @@ from errors import ConfigurationError, TransitionError
 from tasks.gating.judging import decision_on
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.gate_plan import p_text
-from tasks.operations.told import tell_verdict
+from tasks.operations.announcements import tell_verdict
 from tasks.releases.lifecycle import add_evidence, promote, refuse
 from tasks.releases.lookup import stored_release
 from tasks.round.context import Context

@@ -9,8 +9,8 @@ import pytest
 
 from errors import ConfigurationError
 from settings import Settings, load_settings
-from tasks.operations import told
-from tasks.operations.told import told_when_refused
+from tasks.operations import announcements
+from tasks.operations.announcements import failure_announced
 from tasks.round.analyst import models_of
 from tasks.round.policies import open_servers
 from tasks.round.preflight import check_model
@@ -31,7 +31,7 @@ def given(part: str, field: str, value: object) -> dict[str, Any]:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[Notice]:
     notices: list[Notice] = []
-    monkeypatch.setattr(told, "notify", lambda settings, notice: notices.append(notice))
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: notices.append(notice))
     return notices
 
 
@@ -42,7 +42,7 @@ def test_a_key_or_an_address_instead_of_a_variables_name_is_refused_and_not_show
     for value in (*NO_NAMES, ["CANARY"]):
         with (
             pytest.raises(ConfigurationError, match=rf"setting {part}\.{field} = \(not shown\)") as raised,
-            told_when_refused(load_settings(), scheduled=True),
+            failure_announced(load_settings(), scheduled=True),
         ):
             load_settings(**given(part, field, value))
         assert "CANARY" not in f"{raised.value} {said[-1]}"
@@ -65,7 +65,7 @@ def test_a_key_that_could_be_a_name_is_not_shown_where_no_such_variable_is_set(
         settings = load_settings(**given(part, field, value))
         with (
             pytest.raises(ConfigurationError, match=rf"{part}\.{field} names") as raised,
-            told_when_refused(settings, scheduled=True),
+            failure_announced(settings, scheduled=True),
         ):
             checked(settings)
         assert (value in str(raised.value), value in said[-1].text) == (shown, shown)

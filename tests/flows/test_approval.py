@@ -19,8 +19,8 @@ import flows.improve as improve
 from db import ReleaseState, RoundState
 from errors import ConfigurationError, NotApproved
 from settings import load_settings
-from tasks.operations import told
-from tasks.operations.told import tell_start
+from tasks.operations import announcements
+from tasks.operations.announcements import tell_start
 from tasks.round.preflight import check_approval
 from tasks.unattended import alive
 from tasks.unattended.notices import Notice
@@ -121,7 +121,7 @@ def test_a_round_that_waits_for_a_person_is_not_said_to_have_died(
 
     asked(monkeypatch)
     monkeypatch.setattr(approval, "tell_question", lambda context, number: None)
-    monkeypatch.setattr(told, "notify", notify)
+    monkeypatch.setattr(announcements, "notify", notify)
     monkeypatch.setattr(approval, "pause_flow_run", pause)
     with improve.opened(settings, fresh=False) as waits:
         approval.ask_approval(waits)

@@ -26,7 +26,7 @@ from errors import (
     TrainingError,
 )
 from settings import Settings, load_settings
-from tasks.operations import told
+from tasks.operations import announcements
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_second_process_leaves_the_round_to_the_one_that_works_on_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However it ends: the first one would find its round closed, and people would be told of an end that is none."""
-    monkeypatch.setattr(told, "notify", lambda settings, notice: pytest.fail(notice.text))
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: pytest.fail(notice.text))
     monkeypatch.setattr(flow, "stages", lambda context, last: iter(()))
     monkeypatch.setattr(flow, "check_training", lambda settings: None)
     with flow.opened(settings, fresh=False) as first:

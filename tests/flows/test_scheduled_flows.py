@@ -17,7 +17,7 @@ from flows.housekeeping import HousekeepingParameters, housekeeping
 from flows.watch import WatchParameters, watch
 from settings import load_settings
 from tasks.housekeeping.findings import Finding, fault, well
-from tasks.operations import told as told_file
+from tasks.operations import announcements
 from tasks.operations.watch import Watched
 from tasks.unattended import stalls
 from tasks.unattended.notices import Notice
@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> Any:
         return 0
 
     monkeypatch.setattr(flow_file, "deliver", deliver)
-    for place in (flow_file, told_file):
+    for place in (flow_file, announcements):
         monkeypatch.setattr(place, "notify", lambda settings, notice: done["told"].append(notice))
     monkeypatch.setattr(flow_file, "create_markdown_artifact", lambda **given: done["artifacts"].append(given))
     load_settings().folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def test_what_keeps_it_from_its_work_is_told(run: Any, monkeypatch: pytest.Monke
 def said(monkeypatch: pytest.MonkeyPatch) -> list[Notice]:
     """What people were told by scheduled runs on a machine where all is well."""
     given: list[Notice] = []
-    monkeypatch.setattr(told_file, "notify", lambda settings, notice: given.append(notice))
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: given.append(notice))
     monkeypatch.setattr(watch_file, "preflight", lambda settings: None)
     monkeypatch.setattr(watch_file, "deployment", SimpleNamespace(id="scheduled"))
     monkeypatch.setattr(watch_file, "create_markdown_artifact", lambda **given: None)

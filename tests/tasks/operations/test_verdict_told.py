@@ -15,7 +15,7 @@ from settings import load_settings
 from tasks.gate import Proposal, gate
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.statistics import PairedDifference
-from tasks.operations import told
+from tasks.operations import announcements
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult
 from tasks.round.stage import forget, open_context
@@ -42,7 +42,7 @@ def context(settings_folder: Path) -> Iterator[Context]:
 def judged(context: Context, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The gate on a candidate with this verdict; what was told."""
     said: list[Notice] = []
-    monkeypatch.setattr(told, "notify", lambda settings, notice: said.append(notice))
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: said.append(notice))
     monkeypatch.setattr(gate_file, "create_markdown_artifact", lambda **given: None)
     monkeypatch.setattr(gate_file, "promote", lambda store, registry, release, reason: None)
     candidate = ReleaseRow(

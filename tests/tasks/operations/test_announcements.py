@@ -10,15 +10,15 @@ import flows.improve as flow
 from db import RoundState, Store
 from errors import BudgetExceeded, NotApproved, ProviderError, StoreError, TargetBusy, TrainingError
 from settings import Settings, load_settings
-from tasks.operations import told
-from tasks.operations.told import tell_start
+from tasks.operations import announcements
+from tasks.operations.announcements import tell_start
 from tasks.unattended.notices import Notice
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[Notice]:
     given: list[Notice] = []
-    monkeypatch.setattr(told, "notify", lambda settings, notice: given.append(notice))
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: given.append(notice))
     return given
 
 
@@ -67,7 +67,7 @@ def test_a_death_is_told_once_by_the_run_that_goes_on(settings: Settings, said: 
 def test_a_death_that_prefect_knew_of_is_told_once(settings: Settings, said: list[Notice]) -> None:
     with flow.opened(settings, fresh=False):
         pass  # the process ends here
-    told.tell_deaths(
+    announcements.tell_deaths(
         settings, {"id-1": "green-griffin (no heartbeat for 75 s)", "id-2": "red-griffin (no word of why)"}
     )
     with flow.opened(settings, fresh=False) as context:
@@ -78,7 +78,7 @@ def test_a_death_that_prefect_knew_of_is_told_once(settings: Settings, said: lis
 
 
 def refused(settings: Settings, problem: Exception, scheduled: bool) -> None:
-    with pytest.raises(type(problem)), told.told_when_refused(settings, scheduled):
+    with pytest.raises(type(problem)), announcements.failure_announced(settings, scheduled):
         raise problem
 
 

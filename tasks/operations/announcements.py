@@ -66,9 +66,9 @@ def tell_failure(context: Context, problem: Exception, state: RoundState) -> Non
 
 
 @contextmanager
-def told_when_refused(settings: Settings, scheduled: bool, what: str = "") -> Iterator[None]:
-    """Within, a scheduled run gets ready for its round, or does `what`: an error that ends it is told, as nobody
-    looks."""
+def failure_announced(settings: Settings, scheduled: bool, work: str = "") -> Iterator[None]:
+    """Within, a scheduled run gets ready for its round, or does `work`. An error that ends it is announced, because
+    nobody looks."""
     try:
         yield
     except TargetBusy:  # another run is at work, and tells of it
@@ -76,7 +76,7 @@ def told_when_refused(settings: Settings, scheduled: bool, what: str = "") -> It
     except Exception as problem:
         if scheduled:
             target = settings.target
-            ended = f"the {what} of {target} failed" if what else f"a run on {target} ended before it had a round"
+            ended = f"the {work} of {target} failed" if work else f"a run on {target} ended before it had a round"
             notify(settings, Notice("failed", target, f"{ended}: {_said(problem)} (the next run tries again)"))
         raise
 
