@@ -16,7 +16,7 @@ from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import load_settings, writable_folder
 from tasks.operations.announcements import failure_announced, tell_last_run
-from tasks.operations.watch import told, watch_release
+from tasks.operations.watch import watch_release, watch_text
 from tasks.round.preflight import preflight
 from tasks.unattended.notices import deliver
 from tasks.unattended.stalls import hung_before, watched
@@ -48,6 +48,6 @@ def watch(params: WatchParameters | None = None) -> str:
     except TargetBusy as busy:
         cancelled: Any = Cancelled(message=str(busy))
         return cancelled  # type: ignore[no-any-return]
-    text = told(found)
+    text = watch_text(found)
     create_markdown_artifact(key="watch", description="The live release against what it replaced", markdown=text)
     return text

@@ -44,12 +44,12 @@ def report(context: Context) -> ReportResult:
     create_markdown_artifact(
         key="round",
         description=f"How the round on {context.round.target} ended",
-        markdown=told_in_prefect(context.stored, figures, context.registry.run_link(run)),
+        markdown=prefect_summary(context.stored, figures, context.registry.run_link(run)),
     )
     return ReportResult(page=f"{context.round.id}/{REPORT}", reason=ended.reason)
 
 
-def told_in_prefect(stored: StoredRound, figures: RoundFigures, link: str = "") -> str:
+def prefect_summary(stored: StoredRound, figures: RoundFigures, link: str = "") -> str:
     """How the round ended, the way of each capability from failure to release, and where the pages are, in Markdown.
     `link` is the round's run in MLflow ("": there is no server)."""
     run = f"[MLflow's run of it]({link})" if link else "MLflow's run of it"

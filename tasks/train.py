@@ -17,7 +17,7 @@ from tasks.round.results import (
     CalibrateResult,
     SynthesizeResult,
     TrainResult,
-    told_starts,
+    starts_text,
 )
 from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
@@ -106,7 +106,7 @@ def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> 
     if ready.learn:
         logger.info("first step for %s: groups that its calibration has played: %d", capability, len(ready.learn))
     if starts:
-        logger.info("training for %s %s", capability, told_starts(starts, keeps))
+        logger.info("training for %s %s", capability, starts_text(starts, keeps))
     course = replace(course, environment=environment, starts=starts, keeps=keeps, began=began, ready=ready)
     return train_on(context, course, start.folder if start else None)
 

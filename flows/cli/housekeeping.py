@@ -87,7 +87,7 @@ def clean(
     """Remove what no release, report or label needs, in the home and in `files`: checkpoints of finished rounds, copies
     that are fetched again."""
     from settings import load_settings
-    from tasks.housekeeping.retention import forget, removals, remove, told, told_forgotten
+    from tasks.housekeeping.retention import forget, forgotten_text, removal_text, removals, remove
 
     settings = load_settings(home=home)
     chosen = removals(settings, older_than, keep)
@@ -95,7 +95,7 @@ def clean(
         typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
     freed = sum(removal.bytes for removal in chosen) if dry_run else remove(settings, chosen)
     if not as_json:
-        typer.echo(told(settings, len(chosen), freed, dry_run))
+        typer.echo(removal_text(settings, len(chosen), freed, dry_run))
     forgotten = None if conversations is None else forget(settings, conversations, dry_run)
     if as_json:
         entries = [{n: getattr(r, n) for n in ("place", "bytes", "since", "what")} for r in chosen]
@@ -104,4 +104,4 @@ def clean(
             said["conversations"] = dict(zip(("removed", "kept"), forgotten, strict=True))
         printed(said, as_json, "")
     elif conversations is not None and forgotten is not None:
-        typer.echo(told_forgotten(conversations, forgotten, dry_run))
+        typer.echo(forgotten_text(conversations, forgotten, dry_run))

@@ -39,7 +39,7 @@ def watch(
     """Compare what is live with what it replaced, once: fresh tasks and feedback. Exit 1 after a significant fall."""
     from db import open_store
     from settings import load_settings
-    from tasks.operations.watch import told, watch_release
+    from tasks.operations.watch import watch_release, watch_text
     from tasks.releases.lookup import target_named
     from tasks.round.preflight import preflight
 
@@ -48,7 +48,7 @@ def watch(
         settings = settings.model_copy(update={"target": target_named(store, settings, live=True)})
     preflight(settings)
     watched = watch_release(settings)
-    typer.echo(told(watched))
+    typer.echo(watch_text(watched))
     if watched.falls:
         raise typer.Exit(1)
 

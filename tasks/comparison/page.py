@@ -17,7 +17,7 @@ from tasks.reporting.page import environment
 def lines(table: Table) -> list[str]:
     """The comparison as text: the methods, then success by family."""
     width = max(len(row.name) for row in table.rows) + 2
-    found = [
+    text = [
         f"{table.target}, data {table.data_hash}: {table.tasks} test tasks ({whose_tasks(table)}), seeds "
         f"{', '.join(map(str, table.seeds))}, budget {table.budget} episodes; 95 % intervals {over_what(table)}, p "
         "after Holm",
@@ -29,27 +29,27 @@ def lines(table: Table) -> list[str]:
         apart = (
             f"{d.points:>+8.1f}  {_span(d.low, d.high, '+'):<17} {p_of(d):>8}" if d else f"{'':>8}  {'':<17} {'':>8}"
         )
-        found.append(
+        text.append(
             f"{row.name:<{width}} {row.seeds:>5} {100 * row.success:>6.1f} %  "
             f"{_span(100 * row.low, 100 * row.high):<15} {apart} {row.episodes:>9.0f} {row.tokens:>10.0f} "
             f"{row.seconds:>8.0f} {row.dollars:>8.4f}"
         )
-    found += other_tests(table)
+    text += other_tests(table)
     names = [row.name for row in table.rows]
     broad = max(6, *(len(f) for f in table.families))
     letters = {lettered(i): name for i, name in enumerate(names)}
-    found += ["", "by family, %: " + ", ".join(f"{letter} {name}" for letter, name in letters.items())]
-    found.append(f"{'':<{broad}} " + " ".join(f"{letter:>4}" for letter in letters))
+    text += ["", "by family, %: " + ", ".join(f"{letter} {name}" for letter, name in letters.items())]
+    text.append(f"{'':<{broad}} " + " ".join(f"{letter:>4}" for letter in letters))
     for family, rates in table.families.items():
         shown = [f"{100 * rates[name]:>4.0f}" if rates[name] == rates[name] else f"{'':>4}" for name in names]
-        found.append(f"{family:<{broad}} " + " ".join(shown))
+        text.append(f"{family:<{broad}} " + " ".join(shown))
     if table.members:
         nested = ", ".join(f"{count}: {100 * rate:.1f} %" for count, rate in table.members)
-        found += ["", f"TRACE by number of its release's members (a generalist is the first): {nested}"]
+        text += ["", f"TRACE by number of its release's members (a generalist is the first): {nested}"]
     for name, points in table.curves.items():
         shown = [f"{episodes:.0f}: {100 * rate:.1f} %" for episodes, rate in points]
-        found.append(f"{name} by episodes: {', '.join(shown)}")
-    return found
+        text.append(f"{name} by episodes: {', '.join(shown)}")
+    return text
 
 
 def other_tests(table: Table) -> list[str]:
@@ -58,10 +58,10 @@ def other_tests(table: Table) -> list[str]:
     if not heads:
         return []
     width = max(14, *(len(o.name) for o in table.others)) + 2
-    found = ["", f"{'other tests, %':<{width}} " + "  ".join(f"{head:>20}" for head in heads.values())]
+    text = ["", f"{'other tests, %':<{width}} " + "  ".join(f"{head:>20}" for head in heads.values())]
     for o in table.others:
-        found.append(f"{o.name:<{width}} " + "  ".join(f"{said(getattr(o, name)):>20}" for name in heads))
-    return found
+        text.append(f"{o.name:<{width}} " + "  ".join(f"{share_text(getattr(o, name)):>20}" for name in heads))
+    return text
 
 
 def heads_of(table: Table) -> dict[str, str]:
@@ -82,7 +82,7 @@ def over_what(table: Table) -> str:
     return "over seeds" if table.drawn else "over seeds and tasks"
 
 
-def said(share: Share | None) -> str:
+def share_text(share: Share | None) -> str:
     """A share in per cent with its interval; "" without one."""
     return f"{100 * share.value:.1f} {_span(100 * share.low, 100 * share.high)}".rstrip() if share else ""
 
@@ -103,7 +103,7 @@ def render(table: Table, results: Sequence[SeedResult]) -> str:
     curve = curve_chart("TRACE by number of its release's members", "members", points) if points else ""
     template = environment().get_template("methods.html.j2")
     return template.render(
-        t=table, results=results, lettered=lettered, heads=heads_of(table), said=said, p_of=p_of,
+        t=table, results=results, lettered=lettered, heads=heads_of(table), share_text=share_text, p_of=p_of,
         whose_tasks=whose_tasks(table), over_what=over_what(table),
         heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),

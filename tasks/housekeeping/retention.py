@@ -83,7 +83,7 @@ def remove(settings: Settings, chosen: list[Removal]) -> int:
     return freed
 
 
-def told(settings: Settings, count: int, freed: int, dry_run: bool) -> str:
+def removal_text(settings: Settings, count: int, freed: int, dry_run: bool) -> str:
     """What was removed, or would be, and how much is there; and what to do for more of it to go."""
     there, gb = f"{settings.folder} takes {size_of(settings.folder) / 1e9:.3f} GB", f"{freed / 1e9:.3f} GB"
     if not count:
@@ -105,7 +105,7 @@ def forget(settings: Settings, days: int, dry_run: bool) -> tuple[int, int]:
         return store.forget_conversations(utc_now() - timedelta(days=days), dry_run)
 
 
-def told_forgotten(days: int, found: tuple[int, int], dry_run: bool) -> str:
+def forgotten_text(days: int, found: tuple[int, int], dry_run: bool) -> str:
     """What `forget` has found, in words."""
     gone, bare = found
     done = "would be removed" if dry_run else "removed"

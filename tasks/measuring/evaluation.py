@@ -21,7 +21,7 @@ from models.episodes import Episode, Guarded
 from models.policy import TokenPolicy
 from models.providers.litellm_client import missing_keys
 from models.providers.spending import SpendingCap, Spent
-from tasks.measuring.outcomes import evaluation_stage, told_release
+from tasks.measuring.outcomes import evaluation_stage, release_marker
 from tasks.measuring.policy_names import LoadedPolicy
 from tasks.round.engine import Engine, Origin, Playground, PlayOptions
 
@@ -114,7 +114,7 @@ def run_evaluation(
 
     put_spent()
     if loaded.release is not None:
-        store.put([told_release(identity, loaded.release)])
+        store.put([release_marker(identity, loaded.release)])
     sampling = loaded.sampling
     ground = Playground(
         spec.target.environment, spec.called, "evaluation", sampling.temperature, sampling.max_tokens,

@@ -206,7 +206,7 @@ def evaluation_stage(identity: str) -> str:
     return f"evaluation:{identity}"
 
 
-def told_release(identity: str, number: int) -> SpendRow:
+def release_marker(identity: str, number: int) -> SpendRow:
     """What says that an evaluation played a release (0: the bare base): that it spent nothing on a model so called."""
     return SpendRow(id=f"{identity}-release", stage=evaluation_stage(identity), model=f"{RELEASE}{number}")
 

@@ -60,7 +60,7 @@ def examples(run: SeedRun, context: Context, account: Account) -> Answer:
     told = ", ".join(f"{count}: {100 * rate:.1f} %" for rate, count in rates)
     said = (f"{len(best.examples)} examples; on validation {told}", *notes)
     return Answer(
-        context, prompting=best, notes=(*said, *told_references([w.id for w in pool[: len(best.examples)]], pool))
+        context, prompting=best, notes=(*said, *reference_notes([w.id for w in pool[: len(best.examples)]], pool))
     )
 
 
@@ -110,7 +110,7 @@ def reference_examples(context: Context, without: Collection[str]) -> list[Worke
     return found
 
 
-def told_references(shown: Sequence[str], pool: Sequence[Worked]) -> tuple[str, ...]:
+def reference_notes(shown: Sequence[str], pool: Sequence[Worked]) -> tuple[str, ...]:
     """For a method's notes: how many of the examples with the ids `shown`, and of those that it had to choose from, are
     reference solutions; nothing where none is."""
     references = {worked.id for worked in pool if worked.reference}

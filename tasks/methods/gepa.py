@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from db import TrajectoryRow
 from environments.contract import Target, TargetTask
 from environments.picking import spread
-from tasks.methods.examples import Worked, fits, told_references, worked_examples
+from tasks.methods.examples import Worked, fits, reference_notes, worked_examples
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
 from tasks.methods.seed.answers import Answer, play_answer
 from tasks.methods.seed.budget import TEST, Account, Lender
@@ -85,7 +85,7 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
         f"instructions {'changed' if best.wording[0] != best.wording[1] else 'as they were'}"
     )
     shown = [i for i in found.best_candidate[EXAMPLES].split() if i in proposer.pool]
-    return best, (f"reflection by {reflects}", told, *told_references(shown, pool))
+    return best, (f"reflection by {reflects}", told, *reference_notes(shown, pool))
 
 
 def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:

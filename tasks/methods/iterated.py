@@ -91,10 +91,10 @@ def cloning(run: SeedRun, context: Context, account: Account) -> Answer:
     try:
         cloned = cloned_adapter(context)
     except TrainingError as problem:
-        return Answer(context, notes=(told_unlearnt(problem),))
+        return Answer(context, notes=(unlearnt_note(problem),))
     if cloned is None:
         return Answer(context, notes=(NO_SOLUTIONS,))
-    return replace(one_adapter(context, DEMONSTRATIONS, cloned.id), notes=(told_cloned(cloned),))
+    return replace(one_adapter(context, DEMONSTRATIONS, cloned.id), notes=(cloned_note(cloned),))
 
 
 def cloned_adapter(context: Context) -> AdapterRow | None:
@@ -117,12 +117,12 @@ def cloned_adapter(context: Context) -> AdapterRow | None:
     return learnt.adapter
 
 
-def told_cloned(cloned: AdapterRow) -> str:
+def cloned_note(cloned: AdapterRow) -> str:
     """For a method's notes: what the adapter has learnt."""
     return f"learnt {cloned.config['demonstrations']} reference solutions"
 
 
-def told_unlearnt(problem: TrainingError, whose: str = "the bare base") -> str:
+def unlearnt_note(problem: TrainingError, whose: str = "the bare base") -> str:
     """For a method's notes: why a training has no adapter, and who answers for it. An outage is no figure of a method
     and is raised: the same command goes on where it was."""
     if problem.transient:
@@ -148,8 +148,8 @@ def _iterated(
             learnt = learn(context, f"{name}-{number}", rows, settings, PASSES)
         except TrainingError as problem:
             if latest is None:
-                return Answer(context, notes=(*notes, told_unlearnt(problem)))
-            notes.append(told_unlearnt(problem, f"the adapter of iteration {number - 1}"))
+                return Answer(context, notes=(*notes, unlearnt_note(problem)))
+            notes.append(unlearnt_note(problem, f"the adapter of iteration {number - 1}"))
             break
         context.registry.end_run(learnt.run)
         latest = learnt.adapter

@@ -20,7 +20,7 @@ from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
 from models.training.checkpoints import weights_by_step
 from tasks.measuring.lineup import tried_on_diagnosis
-from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, told_cloned, told_unlearnt
+from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, cloned_note, unlearnt_note
 from tasks.methods.seed.answers import Answer, Checkpoint, one_adapter
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
@@ -145,11 +145,11 @@ def grpo_cloned(run: SeedRun, context: Context, account: Account) -> Answer:
     try:
         cloned = cloned_adapter(context)
     except TrainingError as problem:
-        return Answer(context, notes=(told_unlearnt(problem),))
+        return Answer(context, notes=(unlearnt_note(problem),))
     if cloned is None:
         return Answer(context, notes=(NO_SOLUTIONS,))
     answer = _practised(run, context, account, DEMONSTRATIONS_GRPO, dense=True, start=cloned)
-    return replace(answer, notes=(told_cloned(cloned), *answer.notes))
+    return replace(answer, notes=(cloned_note(cloned), *answer.notes))
 
 
 def _practised(
@@ -207,7 +207,7 @@ def _trained(
     try:
         trained = train_on(context, course, None if start is None else context.settings.folder / str(start.path))
     except TrainingError as problem:
-        return replace(before, notes=(told_unlearnt(problem, whose),))
+        return replace(before, notes=(unlearnt_note(problem, whose),))
     context.registry.end_run(trained.run)
     notes, checkpoints = _notes(trained), _checkpoints(context, account, course, trained.steps)
     kept = checkpoints if len(checkpoints) <= run.points else _at_equal_distances(checkpoints, run.points)

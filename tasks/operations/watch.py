@@ -119,7 +119,7 @@ def watch_release(settings: Settings, now: datetime | None = None) -> Watched:
         return _act(settings, store, live, watched)
 
 
-def told(watched: Watched) -> str:
+def watch_text(watched: Watched) -> str:
     """What a watch found, in Markdown."""
     head = f"**release {watched.release} of {watched.target}**" if watched.release else f"**{watched.target}**"
     if watched.reason:

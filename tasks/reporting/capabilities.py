@@ -33,7 +33,7 @@ from tasks.round.results import (
     SelectResult,
     SynthesizeResult,
     TrainResult,
-    told_starts,
+    starts_text,
 )
 from tasks.round.stored import StoredRound
 from tasks.synthesis.bank import BANK
@@ -87,7 +87,7 @@ def capabilities_of(stored: StoredRound, before: Collection[str]) -> list[Capabi
                 kappa=s.kappa,
                 versions=versions_of(store, round_id, s.capability_id),
                 transfer=_transfer(trained),
-                begun=told_starts(trained.starts, trained.keeps) if trained and trained.starts else "",
+                begun=starts_text(trained.starts, trained.keeps) if trained and trained.starts else "",
                 learnt=_learnt(trained, adapter),
                 passed_over=made.passed_over if made else {},
             )

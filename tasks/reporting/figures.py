@@ -258,7 +258,7 @@ class HistoryRow(_Figures):
         return str(self.round) if self.round is not None else f"r{self.candidate}"
 
     @property
-    def told(self) -> str:
+    def change(self) -> str:
         """What its release brings and, where that is not live, what became of it; without a release, the reason."""
         if self.candidate is None:
             return self.reason

@@ -80,7 +80,7 @@ def history_table(rows: Sequence[HistoryRow], width: int, title: str = "") -> Ta
         table.add_row(
             row.name,
             "–" if row.after is None else str(row.after) if row.after else "base",
-            _plain(_short(f"{row.when[:10]}, {row.told}", 110)),
+            _plain(_short(f"{row.when[:10]}, {row.change}", 110)),
             _rate(row.test, then) if row.test else "–",
             _plain(row.verdict),
             (duration(row.seconds) if row.seconds is not None else "")

@@ -244,7 +244,7 @@ class TrainResult(StageResult):
         return "mastered: every episode of the first step succeeded, so there is nothing to train"
 
 
-def told_starts(figures: Sequence[StartFigures], keeps: Sequence[str] = ()) -> str:
+def starts_text(figures: Sequence[StartFigures], keeps: Sequence[str] = ()) -> str:
     """The comparison in a line: success of each, what was chosen first, and the families that are kept for it."""
     ranked = sorted(figures, key=lambda f: not f.chosen)
     each = [f"{f.capability or 'base'} {100 * f.success:.0f} %{' (forgets)' if f.forgets else ''}" for f in ranked]

@@ -30,12 +30,12 @@ BEGINS = "What a wrong route costs"
 
 @dataclass(frozen=True)
 class WrongRoute:
-    """The adapter's paired differences on all other families together and on each, what is said of them, and its
+    """The adapter's paired differences on all other families together and on each, the sentence about them, and its
     success alone on all tasks, in [0, 1]."""
 
     together: PairedDifference
     families: Mapping[str, PairedDifference]
-    told: str
+    sentence: str
     alone: float
 
 
@@ -51,11 +51,11 @@ def wrong_route(pair: pd.DataFrame, own: Collection[str] | None) -> WrongRoute |
     families = {str(name): others.of_families({name}).difference() for name in sorted(others.names)}
     each = {name: change for name, change in families.items() if change is not None}
     on = "all families" if own is None else "all other families"
-    told = f"{BEGINS}: alone on {on} of the diagnosis, {together.points:+.1f} points over {together.tasks} tasks"
+    sentence = f"{BEGINS}: alone on {on} of the diagnosis, {together.points:+.1f} points over {together.tasks} tasks"
     worst = min(each, key=lambda name: each[name].points)
     if each[worst].points < 0:
-        told += f"; most in {worst}, {each[worst].points:+.1f}"
-    return WrongRoute(together, each, f"{told}.", float(pair["other"].mean()))
+        sentence += f"; most in {worst}, {each[worst].points:+.1f}"
+    return WrongRoute(together, each, f"{sentence}.", float(pair["other"].mean()))
 
 
 def answers_unlike(costs: Mapping[str, WrongRoute], today: str) -> str:
@@ -83,8 +83,8 @@ def tell_wrong_routes(context: Context, tried: Mapping[str, Sequence[str]]) -> d
         cost = wrong_route(align(first, outcomes(context.store, list(ids))), own)
         if cost is None:
             continue
-        if cost.told not in verdict.reasons:
-            context.store.put([replace(verdict, reasons=[*verdict.reasons, cost.told])], replace=True)
+        if cost.sentence not in verdict.reasons:
+            context.store.put([replace(verdict, reasons=[*verdict.reasons, cost.sentence])], replace=True)
         log_wrong_route(context.registry, capability, row.registered_version, cost)
         costs[capability] = cost
     return costs

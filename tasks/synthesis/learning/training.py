@@ -182,7 +182,7 @@ class _Trainer:
             self.context.store.put([step_row(self.course.adapter, record)], replace=True)
             self.context.registry.log_steps(self.run, {record.step: step_metrics(record)})
             METRICS.trained(self.course.name, record.step, record.reward, record.success)
-            self.meter.advance(told(record), say=True)
+            self.meter.advance(step_line(record), say=True)
 
     def _store_episodes(self, step: int, trajectories: list[Trajectory]) -> None:
         context, adapter = self.context, self.course.adapter
@@ -241,7 +241,7 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
     }
 
 
-def told(record: StepRecord) -> str:
+def step_line(record: StepRecord) -> str:
     """A step in a line of progress."""
     if record.success is None or record.reward is None:
         return "every episode on the capability's own scenarios was lost"

@@ -19,7 +19,7 @@ from errors import StoreError
 from settings import Settings, load_settings
 from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
 from tasks.episodes.secrets import HIDDEN, hiding, secrets_of
-from tasks.report import told_in_prefect
+from tasks.report import prefect_summary
 from tasks.reporting.figures import CapabilityFigures
 from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
 
@@ -115,20 +115,20 @@ def test_the_generalists_way_has_no_label_of_its_own(store: Store) -> None:
     store.put([SelectionRow(round_id=round_id, capability_id=identity, selected=True, rank=1, reason="trained last")])
     last = CapabilityFigures(name=GENERALIST, mean_cov=None, mean_delta=None, runs_passed=0, verdict="unfinished")
     figures = made.figures()
-    told = told_in_prefect(made.stored, figures.model_copy(update={"capabilities": [*figures.capabilities, last]}))
+    told = prefect_summary(made.stored, figures.model_copy(update={"capabilities": [*figures.capabilities, last]}))
     assert "| generalist | what all its capabilities are for | – | – | – | – |" in told
 
 
 def test_prefect_is_told_the_same_way_in_a_table(store: Store) -> None:
     made = Practised(store)
-    told = told_in_prefect(made.stored, made.figures())
+    told = prefect_summary(made.stored, made.figures())
     assert "| capability | failure | label | environment | adapter | verdict | release |" in told
     row = (
         "| refund_payment | 1 failed episode as evidence | lacking, by checks | environment-1 | refund_payment@v1-abc |"
     )
     assert f"{row} alone: better | release 3 |" in told
     assert f"`episodes/index.html` in the folder of round `{made.round.id}`, and in MLflow's run of it." in told
-    linked = told_in_prefect(made.stored, made.figures(), "http://ml:5000/#/experiments/1/runs/r")
+    linked = prefect_summary(made.stored, made.figures(), "http://ml:5000/#/experiments/1/runs/r")
     assert "[MLflow's run of it](http://ml:5000/#/experiments/1/runs/r)" in linked
 
 

@@ -14,7 +14,7 @@ from db import AdapterRow, AdapterState, GatePlanRow, ReleaseRow, ReleaseState, 
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app, main
 from tasks.measuring.comparison import compare_named
-from tasks.measuring.outcomes import outcomes_of, played_releases, read_outcomes, release_episodes, told_release
+from tasks.measuring.outcomes import outcomes_of, played_releases, read_outcomes, release_episodes, release_marker
 from tests.db.store_examples import failure, trajectory
 
 HEADER = "task,family,trial,success\n"
@@ -245,7 +245,7 @@ def test_an_evaluation_says_which_release_it_played(home: Path) -> None:
     with stored(home) as store:
         made: dict[str, Any] = {"target": "shop", "base": "small", "data_hash": "data1"}
         store.put([ReleaseRow(id="r3", number=3, state=ReleaseState.CANDIDATE, **made)])
-        store.put([told_release(16 * "a", 3), told_release(16 * "b", 0)])
+        store.put([release_marker(16 * "a", 3), release_marker(16 * "b", 0)])
         assert played_releases(store, [16 * "a", 16 * "b", 16 * "c"]) == {16 * "a": 3, 16 * "b": 0}
     with pytest.raises(StoreError, match=rf"no round has played release@3 .*has: give the id .* \({16 * 'a'}\)"):
         compare_named("release@1", "release@3", home=home)

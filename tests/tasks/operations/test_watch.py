@@ -20,7 +20,7 @@ from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.measuring.policy_names import LoadedPolicy
 from tasks.operations import watch as watch_file
-from tasks.operations.watch import BASE, Watched, fresh_tasks, level_of, told, watch_release
+from tasks.operations.watch import BASE, Watched, fresh_tasks, level_of, watch_release, watch_text
 from tasks.unattended.notices import Notice
 from tests.tasks.counting_target import Counting
 
@@ -86,7 +86,7 @@ def both(world: Any, **changes: Any) -> None:
 def test_without_a_release_there_is_nothing_to_watch(world: Any) -> None:
     found = world.watch()
     assert (found.release, found.comparisons, world.said) == (0, (), [])
-    assert told(found) == "**shop**: the bare base answers: there is nothing to watch"
+    assert watch_text(found) == "**shop**: the bare base answers: there is nothing to watch"
 
 
 def test_a_release_that_holds_is_compared_with_both_and_nobody_is_told(world: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_release_that_holds_is_compared_with_both_and_nobody_is_told(world: An
     assert {c.against: c.points for c in found.comparisons} == {BASE: 100.0, "release 1": 0.0}
     assert all("40 fresh tasks" in c.text() for c in found.comparisons)
     assert (found.falls, world.said, world.back) == ([], [], [])
-    assert "no significant fall" in told(found)
+    assert "no significant fall" in watch_text(found)
     played = world.store.trajectory_frame(None)
     assert world.watch().comparisons == found.comparisons
     assert played.equals(world.store.trajectory_frame(None)), "a second look of the day plays nothing"

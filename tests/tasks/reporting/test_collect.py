@@ -192,7 +192,7 @@ def test_a_candidate_whose_router_was_fitted_again_is_the_rounds_release(shop: S
     found = release_figures(StoredRound(shop.store, row))
     assert found is not None
     assert (found.number, found.verdict, found.left) == (10, "promoted", ["refund", "coupon"])
-    (told,) = [r.told for r in history_of(shop.store, "shop") if r.round_id == row.id]
+    (told,) = [r.change for r in history_of(shop.store, "shop") if r.round_id == row.id]
     assert told == "release 10 (candidate): new: set_address; answered as before: refund, coupon"
 
 

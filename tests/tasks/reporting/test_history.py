@@ -89,16 +89,16 @@ def test_the_history_tells_every_round_and_release_in_order(shop: Shop) -> None:
     assert (rows["3"].candidate, rows["3"].after, rows["3"].state) == (2, 1, "refused")
     assert (rows["3"].new, rows["3"].renewed) == (["c"], ["a"])
     assert (rows["3"].verdict, rows["3"].reason) == ("rejected-regression", "refund: fell.")
-    assert rows["3"].told == "release 2 (refused): new: c; renewed: a"
+    assert rows["3"].change == "release 2 (refused): new: c; renewed: a"
 
     assert (rows["4"].verdict, rows["4"].after, rows["4"].test) == ("failed", None, None)
-    assert rows["4"].told == "EnvironmentFault: all episodes were lost"
+    assert rows["4"].change == "EnvironmentFault: all episodes were lost"
 
     assert blend.round_id is None
     assert (rows["r3"].round, rows["r3"].verdict, rows["r3"].gone) == (None, "no round", ["a"])
     assert rows["r3"].after is None  # it never was live
 
-    assert rows["r3"].told == "release 3 (candidate): renewed: b; gone: a (blended by hand)"
+    assert rows["r3"].change == "release 3 (candidate): renewed: b; gone: a (blended by hand)"
 
     # Told while the round still runs: its last stage is the report.
     assert (rows["5"].verdict, rows["5"].after, rows["5"].renewed) == ("promoted", 4, ["a"])

@@ -30,11 +30,11 @@ def test_all_families_that_are_not_its_own_count_together_and_each() -> None:
     assert cost is not None
     assert (cost.together.points, cost.alone) == (0.0, 0.6)
     assert {name: d.points for name, d in cost.families.items()} == {"move": -100.0, "swap": 100.0}
-    assert cost.told == (
+    assert cost.sentence == (
         "What a wrong route costs: alone on all other families of the diagnosis, +0.0 points over 8 tasks; most in "
         "move, -100.0."
     )
-    assert "most in" not in wrong_route(pairs("swap", [0.0], [1.0]), {"refund"}).told  # type: ignore[union-attr]
+    assert "most in" not in wrong_route(pairs("swap", [0.0], [1.0]), {"refund"}).sentence  # type: ignore[union-attr]
 
 
 def test_nothing_is_said_where_all_families_are_its_own_or_none_was_finished() -> None:
@@ -50,7 +50,9 @@ def test_what_was_made_for_no_family_in_particular_is_judged_on_all() -> None:
     )
     assert cost is not None
     assert (cost.together.points, cost.together.tasks, set(cost.families)) == (50.0, 4, {"refund", "move"})
-    assert cost.told == "What a wrong route costs: alone on all families of the diagnosis, +50.0 points over 4 tasks."
+    assert (
+        cost.sentence == "What a wrong route costs: alone on all families of the diagnosis, +50.0 points over 4 tasks."
+    )
 
 
 def cost(alone: float, points: float, p: float) -> WrongRoute:

@@ -15,7 +15,7 @@ from db import AdapterRow, EnvironmentRow
 from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from errors import EnvironmentFault
-from tasks.round.results import StartFigures, SynthesizeResult, TrainResult, told_starts
+from tasks.round.results import StartFigures, SynthesizeResult, TrainResult, starts_text
 from tasks.synthesis.calibration import LEAST
 from tasks.synthesis.starting import (
     Start,
@@ -98,7 +98,7 @@ def test_what_is_said_of_it() -> None:
         StartFigures(capability="refund", adapter="a", success=0.75, own=1.0, reward=0.8, chosen=True),
         StartFigures(capability="cancel", adapter="b", success=0.8, own=1.0, reward=0.8, forgets=True),
     ]
-    assert told_starts(figures) == "begins from refund 75 %; compared with base 25 %, cancel 80 % (forgets)"
+    assert starts_text(figures) == "begins from refund 75 %; compared with base 25 %, cancel 80 % (forgets)"
     metrics = start_metrics(figures)
     assert (metrics["start/base_retention"], metrics["start/refund_own"]) == (0.5, 1.0)
     assert "start/refund_retention" not in metrics
