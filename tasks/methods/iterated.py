@@ -112,7 +112,7 @@ def cloned_adapter(context: Context) -> AdapterRow | None:
     if not shown:
         return None
     settings, passes = training_settings(context.settings), context.settings.train.generalist or PASSES
-    learnt = learn(context, DEMONSTRATIONS, (), settings, passes, shown=shown, of=families)
+    learnt = learn(context, DEMONSTRATIONS, (), settings, passes, demonstrations=shown, of=families)
     context.registry.end_run(learnt.run)
     return learnt.adapter
 

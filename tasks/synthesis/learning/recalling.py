@@ -106,53 +106,58 @@ def conversation_of(row: TrajectoryRow, renderer: Renderer, prompt: Prompt) -> C
 
 
 def learn(
-    context: Context, name: str, found: Sequence[TrajectoryRow], wanted: TrainingSettings, passes: int,
-    environment_id: str | None = None, shown: Sequence[Conversation] = (), of: Sequence[str] = (),
+    context: Context, name: str, successes: Sequence[TrajectoryRow], wanted: TrainingSettings, passes: int,
+    environment_id: str | None = None, demonstrations: Sequence[Conversation] = (), of: Sequence[str] = (),
 ) -> Learnt:  # fmt: skip
-    """An adapter that has learnt from successes, and from the demonstrations `shown` `of` these families, in so many
-    passes, stored under the `name`, which is unique in the round: that of a capability, where it is for the one of this
-    environment. There are more passes where so many come to fewer than `train.recall_steps` steps: it is steps that
-    teach, and a few conversations make few. It is made once; a process that follows one that died resumes it."""
-    train = context.settings.train
-    this, identity, output = context.round, adapter_id(context.round.id, name), context.folder / "training" / name
+    """An adapter that has learnt from `successes`, and from `demonstrations` `of` these families, in so many passes,
+    and more where these come to fewer than `train.recall_steps` steps: it is steps that teach, and a few conversations
+    make few. It is stored under `name`, which is unique in the round: the capability's, where an environment is given.
+    It is made once; a process that follows one that died resumes it."""
+    round_id, train = context.round.id, context.settings.train
+    identity, output = adapter_id(round_id, name), context.folder / "training" / name
     settings = replace(
         wanted,
-        steps=max(train.recall_steps, recall_steps(len(found) + len(shown), passes, wanted)),
+        steps=max(train.recall_steps, recall_steps(len(successes) + len(demonstrations), passes, wanted)),
         learning_rate=train.recall_rate or wanted.learning_rate,
         temperature=1.0,  # likelihood as the model has it: nothing is sampled
         shuffled=False,
         hints=0.0,
         most_episodes=None,
     )
-    families = sorted({*(row.family for row in found), *of})
-    figures = {"successes": len(found), "demonstrations": len(shown), "families": len(families), "passes": passes}
+    families = sorted({*(row.family for row in successes), *of})
+    figures = {
+        "successes": len(successes),
+        "demonstrations": len(demonstrations),
+        "families": len(families),
+        "passes": passes,
+    }
     shape = {"rank": settings.rank, "alpha": settings.alpha, "upper_layers": settings.upper_layers}
-    capability_id = row_id(this.id, name) if environment_id else None
+    capability_id = row_id(round_id, name) if environment_id else None
     config = {**shape, **figures, "learning_rate": settings.learning_rate, "learnt": families}
     begin_adapter(context, identity, capability_id, environment_id, config)
-    run = context.part_run(f"{this.id}-{name}", name, capability=name, kind="recall")
+    run = context.part_run(f"{round_id}-{name}", name, capability=name, kind="recall")
     RunLog(context.registry, run).params(figures)
-    if (made := context.store.row(AdapterRow, id=identity)) is None or not made.path:
-        sources = Counter(row.purpose for row in found) + Counter({"demonstrations": len(shown)})
-        told = ", ".join(f"{count} of {what}" for what, count in sources.most_common())
-        logger.info("%s learns from %d conversations in %d families: %s", name, sources.total(), len(families), told)
-        weights, folder = _learnt_weights(context, name, found, shown, settings, run), output / "final"
+    if (adapter := context.store.row(AdapterRow, id=identity)) is None or not adapter.path:
+        sources = Counter(row.purpose for row in successes) + Counter({"demonstrations": len(demonstrations)})
+        counts = ", ".join(f"{count} of {what}" for what, count in sources.most_common())
+        logger.info("%s learns from %d conversations in %d families: %s", name, sources.total(), len(families), counts)
+        weights, folder = _learnt_weights(context, name, successes, demonstrations, settings, run), output / "final"
         finish_adapter(context, identity, weights, folder)
-        made = context.store.row(AdapterRow, id=identity)
+        adapter = context.store.row(AdapterRow, id=identity)
         for left in {*output.iterdir()} - {folder}:  # no step of it is ever chosen but the last
             shutil.rmtree(left) if left.is_dir() else left.unlink()
-    assert made is not None
-    return Learnt(made, settings.steps, run)
+    assert adapter is not None
+    return Learnt(adapter, settings.steps, run)
 
 
 def _learnt_weights(
-    context: Context, name: str, found: Sequence[TrajectoryRow], shown: Sequence[Conversation],
+    context: Context, name: str, successes: Sequence[TrajectoryRow], demonstrations: Sequence[Conversation],
     settings: TrainingSettings, run: str,
 ) -> Path:  # fmt: skip
     """The folder of the last step's weights. Raises `Untrainable` where they have come apart."""
     renderer, prompt = context.base.renderer, first_opening(context.target)[0]
     output = context.folder / "training" / name
-    conversations = [*(conversation_of(row, renderer, prompt) for row in found), *shown]
+    conversations = [*(conversation_of(row, renderer, prompt) for row in successes), *demonstrations]
     with Meter(f"learn {name}", settings.steps, "steps", 0) as meter, Stopwatch() as learning:
 
         def on_step(record: StepRecord) -> None:

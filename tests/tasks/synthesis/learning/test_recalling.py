@@ -165,7 +165,9 @@ def test_an_adapter_whose_last_update_tore_it_apart_is_not_made(context: Context
 def test_demonstrations_are_learnt_beside_successes(context: Context) -> None:
     rows = [row for row in context.store.trajectories(None, with_blobs=True) if row.sampled_mask is not None][:2]
     shown = [conversation_of(row, context.base.renderer, Prompt()) for row in rows]
-    made = learn(context, "beside", rows, training_settings(context.settings), 2, shown=shown, of=("new", "low"))
+    made = learn(
+        context, "beside", rows, training_settings(context.settings), 2, demonstrations=shown, of=("new", "low")
+    )
     assert (made.adapter.config["successes"], made.adapter.config["demonstrations"]) == (2, 2)
     assert set(made.adapter.config["learnt"]) >= {"new", "low"}
     assert made.steps == recall.recall_steps(4, 2, training_settings(context.settings))
