@@ -27,32 +27,32 @@ def route(context: Context) -> RouteResult:
     challenged = context.result(ChallengeResult)
     if not challenged.passed:
         return RouteResult(skipped=challenged.skipped or "no adapter was better than what answers today")
-    own = {c: own_adapter(context.stored, c) for c in challenged.passed}
-    members = routed_members(context.parent) | own
-    tried = try_on_diagnosis(context, challenged.passed)
+    new_adapters = {c: own_adapter(context.stored, c) for c in challenged.passed}
+    members = routed_members(context.parent) | new_adapters
+    trial_ids = try_on_diagnosis(context, challenged.passed)
     today = lineup_of(context, context.incumbent).router
     kept = today.unlike if today and today.unlike in members else ""
-    unlike = answers_unlike(tell_wrong_routes(context, tried), kept)
+    unlike = answers_unlike(tell_wrong_routes(context, trial_ids), kept)
     examples = examples_of(context, members)
     with context.model:
-        found = fitted(context, examples, unlike, definitions=definitions_of(context, members))
-    router = found.router
+        fit = fitted(context, examples, unlike, definitions=definitions_of(context, members))
+    router = fit.router
     save_router(context, router, ROUTER)
-    old = old_blends(context.parent, own)
+    old = old_blends(context.parent, new_adapters)
     for name in old:
         logger.warning(
             "%s is left out of the candidate: it holds weights that the round has renewed; blend again", name
         )
     evidence = {"new": challenged.passed, "unlike": unlike, **({"blends_left": old} if old else {})}
-    candidate = stored_candidate(context, member_versions(context, own), router, ROUTER, evidence)
+    candidate = stored_candidate(context, member_versions(context, new_adapters), router, ROUTER, evidence)
     return RouteResult(
         candidate=candidate.id,
         version=router.version,
         mode=router.mode,
-        tried=sum(len(ids) for ids in tried.values()),
-        examples=found.examples,
+        tried=sum(len(ids) for ids in trial_ids.values()),
+        examples=fit.examples,
         labels={k or "none": v for k, v in Counter(e.label for e in examples if e.label is not None).items()},
         threshold=router.certain,
-        calibration=found.judged,
-        right=found.right,
+        calibration=fit.judged,
+        right=fit.right,
     )

@@ -45,12 +45,12 @@ def shown_as() -> dict[str, str]:
 
 
 @contextmanager
-def left_runs_ended(settings: Settings, store: Store, mine: str) -> Iterator[None]:
+def left_runs_ended(settings: Settings, store: Store, own_round: str) -> Iterator[None]:
     """`end_left_runs`, and once more, within the block, when the lease of a process has run out that has only just been
     killed."""
     timer = None
-    if end_left_runs(settings, store, mine):
-        timer = threading.Timer(LEASE_SECONDS + 1, end_left_runs, (settings, store, mine))
+    if end_left_runs(settings, store, own_round):
+        timer = threading.Timer(LEASE_SECONDS + 1, end_left_runs, (settings, store, own_round))
         timer.daemon = True
         timer.start()
     try:
@@ -61,11 +61,11 @@ def left_runs_ended(settings: Settings, store: Store, mine: str) -> Iterator[Non
             timer.join()
 
 
-def end_left_runs(settings: Settings, store: Store, mine: str = "") -> bool:
+def end_left_runs(settings: Settings, store: Store, own_round: str = "") -> bool:
     """Show as ended what processes that were killed have left as running: their flow runs in Prefect as Crashed, and in
-    MLflow the runs of rounds on which nobody is at work any more. The round `mine` is this process's own, and so is its
-    run. What cannot be told now is told by the next process; no round waits for it, or ends by it. True where the lease
-    of one still holds: two machines may have one name, and then it may live."""
+    MLflow the runs of rounds on which nobody is at work any more. `own_round` is the id of this process's round; its
+    run in MLflow is left alone. What a server cannot be told now, the next process tells it; no round waits for that,
+    or ends by it. True where the lease of one still holds: two machines may have one name, and then it may live."""
     ended = [row for row in store.presences() if row.result is not None and has_ended(row.owner or "")]
     if not ended:
         return False
@@ -76,7 +76,7 @@ def end_left_runs(settings: Settings, store: Store, mine: str = "") -> bool:
     at_work = {row.round_id for row in held.values()}
     try:
         _crashed(dead)
-        for round_id in sorted({row.round_id for row in dead} - at_work - {mine}):
+        for round_id in sorted({row.round_id for row in dead} - at_work - {own_round}):
             _killed(settings, store.round(round_id), [row for row in dead if row.round_id == round_id])
     except Exception as problem:  # servers that are away, of whatever library
         logger.warning(
@@ -84,7 +84,8 @@ def end_left_runs(settings: Settings, store: Store, mine: str = "") -> bool:
         )
         return False
     for row in dead:
-        if row.round_id == mine or row.round_id not in at_work:  # a training of its own process may outlive the round's
+        # A training in a process of its own may outlive the round's process.
+        if row.round_id == own_round or row.round_id not in at_work:
             store.presence_told(row.id)
     return len(dead) < len(ended)
 

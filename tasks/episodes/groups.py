@@ -80,10 +80,10 @@ def training_groups(
     groups = [(int(seed) - first + 1, str(task), part) for (seed, task), part in frame.groupby(["seed", "task_id"])]
     chosen = [groups[i] for i in evenly(len(groups), most)]
     rows = _read(store, (i for *_, part in chosen for i in _spread(part, each)))
-    found = []
+    shown_groups = []
     for step, task, part in chosen:
         shown = [rows[i] for i in _spread(part, each)]
-        found.append(
+        shown_groups.append(
             Group(
                 key=f"s{step}-{task}",
                 title=task,
@@ -99,7 +99,7 @@ def training_groups(
                 step=step,
             )
         )
-    return Groups(tuple(found), len(groups))
+    return Groups(tuple(shown_groups), len(groups))
 
 
 def diagnosis_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) -> Groups:
@@ -118,14 +118,14 @@ def diagnosis_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) -
     names = list(dict.fromkeys([*wanted, *in_turn(by_family.values())]))[:most]
     ids = [i for name in names for i in tasks[name]["id"].head(MOST_EPISODES)]
     rows, lacking = _read(stored.store, ids), _lacking(stored, ids)
-    found = []
+    shown_groups = []
     for name in names:
         part = tasks[name]
         episodes = [
             shown_episode(rows[i], hide, note=f"lacks {', '.join(lacking[i])}" if lacking.get(i) else "")
             for i in part["id"].head(MOST_EPISODES)
         ]
-        found.append(
+        shown_groups.append(
             Group(
                 key=f"d-{name}",
                 title=name,
@@ -137,7 +137,7 @@ def diagnosis_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) -
                 mean=_mean(part["reward"]),
             )
         )
-    return Groups(tuple(found), len(tasks))
+    return Groups(tuple(shown_groups), len(tasks))
 
 
 def compared_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) -> Groups:
@@ -157,7 +157,7 @@ def compared_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) ->
     # Of sides that are one the episodes are the same: then nothing is newly solved, whatever the bare base did.
     before = _shown_as(sides, tested.live_ids or tested.base_ids)
     two = before, _shown_as(sides, tested.routed_ids)
-    outcomes = {pair: _compared(found, two) for pair, found in pairs.items()}
+    outcomes = {pair: _compared(episodes, two) for pair, episodes in pairs.items()}
     by_outcome = {
         outcome: in_turn(_by_family({p: f for p, f in pairs.items() if outcomes[p] is outcome}).values())
         for outcome in Outcome
@@ -168,7 +168,7 @@ def compared_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) ->
     chosen = changed[: max(most - len(same), most - most // 4)]
     chosen += same[: most - len(chosen)]
     rows = _read(stored.store, {pairs[p][side].id for p in chosen for side in pairs[p]})
-    found = [
+    shown_groups = [
         Group(
             key=f"t-{task}-{trial}",
             title=task,
@@ -183,7 +183,7 @@ def compared_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) ->
         )
         for task, trial in chosen
     ]
-    return Groups(tuple(found), len(pairs))
+    return Groups(tuple(shown_groups), len(pairs))
 
 
 def _sides(tested: EvaluateResult) -> dict[str, list[str]]:

@@ -153,12 +153,12 @@ def refuse(store: Store, release_id: str, reason: str) -> ReleaseRow:
         return moves.release_row(connection, release_id)
 
 
-def add_evidence(store: Store, release_id: str, found: Mapping[str, Any]) -> None:
+def add_evidence(store: Store, release_id: str, evidence: Mapping[str, Any]) -> None:
     """Add to what a release says of how it came to be. Its state and its history stay as they are now, whoever moved
     it since the caller read it. Raises `StoreError` when there is no such release."""
     with store.transaction() as connection:
         row = moves.release_row(connection, release_id)
-        move_row(connection, ReleaseRow, row.id, row.state, {"evidence": {**row.evidence, **found}})
+        move_row(connection, ReleaseRow, row.id, row.state, {"evidence": {**row.evidence, **evidence}})
 
 
 def rollback(

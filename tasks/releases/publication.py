@@ -91,24 +91,24 @@ def release_router(home_folder: Path, release: ReleaseRow, files: str = "") -> R
 
 
 def _publish(store: Store, registry: Registry, target: str, live: ReleaseRow | None) -> list[str]:
-    said = read_aliases(registry)
+    aliases = read_aliases(registry)
     known = releases_of(store, target)
     if not known:
-        if said.champions:
+        if aliases.champions:
             logger.warning(
                 "MLflow has champions of %s (%s), the store has no release of it: they are left alone and not served",
                 target,
-                ", ".join(sorted(said.champions)),
+                ", ".join(sorted(aliases.champions)),
             )
         return []
     # The alias `live` is moved last: where it is right, all were right once.
-    whole = said.live == (None if live is None else live.id)
+    whole = aliases.live == (None if live is None else live.id)
     ours = {m["model"] for row in known for m in row.members.values()}
     wanted = {} if live is None else {m["model"]: m["version"] for m in live.members.values()}
     version = put_release(registry, live.id, _tags(live), asdict(live)) if live is not None and not whole else None
     changes = []
-    for model in sorted(wanted.keys() | said.champions.keys()):
-        before, after = said.champions.get(model), wanted.get(model)
+    for model in sorted(wanted.keys() | aliases.champions.keys()):
+        before, after = aliases.champions.get(model), wanted.get(model)
         if before == after:
             continue
         if after is None:
@@ -126,7 +126,7 @@ def _publish(store: Store, registry: Registry, target: str, live: ReleaseRow | N
             )
     if not whole:
         set_live(registry, version)
-        changes.append(f"live: {said.live or 'none'} -> {'none' if live is None else f'release {live.number}'}")
+        changes.append(f"live: {aliases.live or 'none'} -> {'none' if live is None else f'release {live.number}'}")
     return changes
 
 

@@ -57,9 +57,9 @@ def capabilities_of(stored: StoredRound, before: Collection[str]) -> list[Capabi
         registered = stored.found(RegisterResult, name)
         gated = verdicts.get(name)
         verdict, reasons = last_verdict(gated, verdicts.get(WHOLE)) if gated else _last_word(stored, name, s)
-        trained, made = stored.found(TrainResult, name), stored.found(SynthesizeResult, name)
+        trained, synthesized = stored.found(TrainResult, name), stored.found(SynthesizeResult, name)
         # Of several versions of an environment each has an adapter of its own.
-        version = made.versions if made else 1
+        version = synthesized.versions if synthesized else 1
         adapter = adapters.get(trained.adapter if trained else adapter_id(round_id, name, version))
         steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
         figures.append(
@@ -89,7 +89,7 @@ def capabilities_of(stored: StoredRound, before: Collection[str]) -> list[Capabi
                 transfer=_transfer(trained),
                 begun=starts_text(trained.starts, trained.keeps) if trained and trained.starts else "",
                 learnt=_learnt(trained, adapter),
-                passed_over=made.passed_over if made else {},
+                passed_over=synthesized.passed_over if synthesized else {},
             )
         )
     return figures

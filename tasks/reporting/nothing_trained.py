@@ -73,36 +73,36 @@ def how_it_ended(stored: StoredRound, target: Target, asks_a_model: bool, rho: f
 
 def _nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool, solved: str) -> str:
     rollout, selected = stored.diagnosis(), _capabilities(stored.result(SelectResult))
-    said = ["No capability could be trained.", f"{solved[:1].upper()}{solved[1:]}."]
+    sentences = ["No capability could be trained.", f"{solved[:1].upper()}{solved[1:]}."]
     if rollout.success == 0:
-        said.append(
+        sentences.append(
             "Without any success there is nothing to contrast failures with: Delta is then the share of failures that "
             "lack a capability, and a trainer would find no reward to tell rollouts apart."
         )
     if not selected:
         contrast = stored.result(ContrastResult)
         if contrast.candidates:
-            said.append(f"None of {len(contrast.candidates)} candidates passed the selection.")
+            sentences.append(f"None of {len(contrast.candidates)} candidates passed the selection.")
         elif contrast.analyst == "checks":
-            said.append("The checks of the failed episodes name no capability that they lack.")
+            sentences.append("The checks of the failed episodes name no capability that they lack.")
         else:
-            said.append("No capability was named: a contrast needs failures and successes that can be labelled.")
-        return " ".join(said)
-    said.append(f"Selected: {_named(selected)}.")
-    found: dict[str, list[str]] = {}
+            sentences.append("No capability was named: a contrast needs failures and successes that can be labelled.")
+        return " ".join(sentences)
+    sentences.append(f"Selected: {_named(selected)}.")
+    reasons: dict[str, list[str]] = {}
     for capability in selected:
         if why := _reason(stored, capability):
-            found.setdefault(why, []).append(capability)
+            reasons.setdefault(why, []).append(capability)
     # What holds for several is said once.
-    for why, whom in list(found.items())[:NAMED]:
-        said.append(f"{'Each' if len(whom) == len(selected) > 1 else _named(whom)}: {why.rstrip('.')}.")
+    for why, whom in list(reasons.items())[:NAMED]:
+        sentences.append(f"{'Each' if len(whom) == len(selected) > 1 else _named(whom)}: {why.rstrip('.')}.")
     if not isinstance(target, Generators) and not asks_a_model:
-        said.append(
+        sentences.append(
             "With a model as synthesizer (TRACE_SYNTHESIZER__KIND=llm and TRACE_ANALYST__MODEL) each selected "
             "capability would get a written environment in the sandbox, which must pass the same checks and the same "
             "calibration; with one as analyst (TRACE_ANALYST__KIND=llm) it would also name and label the capabilities."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def _capabilities(selected: SelectResult) -> list[str]:

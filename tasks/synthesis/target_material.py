@@ -49,7 +49,7 @@ class ToolAnswers:
 
 def answers_in(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, ToolAnswers]:
     """Tool -> the first good and the first failing answer, from conversations of messages as JSON objects."""
-    found: dict[str, ToolAnswers] = {}
+    answers: dict[str, ToolAnswers] = {}
     for messages in conversations:
         calls: dict[str, tuple[str, str]] = {}
         for message in messages:
@@ -62,12 +62,12 @@ def answers_in(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str
                 continue
             name, called = calls[str(message["tool_call_id"])]
             answer = str(message.get("content", ""))
-            shown, now = f"{called} -> {answer[:_ANSWER]}", found.get(name, ToolAnswers())
+            shown, now = f"{called} -> {answer[:_ANSWER]}", answers.get(name, ToolAnswers())
             if reports_error(answer):
-                found[name] = ToolAnswers(now.good, now.failing or shown)
+                answers[name] = ToolAnswers(now.good, now.failing or shown)
             else:
-                found[name] = ToolAnswers(now.good or shown, now.failing)
-    return found
+                answers[name] = ToolAnswers(now.good or shown, now.failing)
+    return answers
 
 
 def tool_answers(
@@ -78,7 +78,7 @@ def tool_answers(
     `conversations` are the round's own episodes of the diagnosis tasks. Episodes that the target cannot play to their
     end are used as far as they went; where it hangs in several of a kind, no more of them are tried.
     """
-    found = answers_in(conversations)
+    answers = answers_in(conversations)
     names = [str(tool["function"]["name"]) for tool in tools]
     target = with_scripted_user(target)
     environment = Guarded.made(target.environment)
@@ -92,24 +92,24 @@ def tool_answers(
         for side, policy in ways:
             overdue = 0
             for task in spread(target.tasks("diagnosis"), _TASKS):
-                wanted = [name for name in names if not getattr(found.get(name, ToolAnswers()), side)]
+                wanted = [name for name in names if not getattr(answers.get(name, ToolAnswers()), side)]
                 if not wanted or overdue >= ENOUGH_FAULTS:
                     break
                 played = play(environment, task, policy(wanted))
                 overdue += played.error.startswith(CallOverdue.__name__)
-                _add(found, played.messages)
+                _add(answers, played.messages)
     finally:
         environment.close()
-    return {name: found.get(name, ToolAnswers()) for name in names}
+    return {name: answers.get(name, ToolAnswers()) for name in names}
 
 
 def judged_answers(target: Target, rows: Sequence[TrajectoryRow]) -> dict[str, ToolAnswers]:
     """Kind of check -> an answer of the agent that passed it and one that did not, each with its request and with what
     the verifier said. For a target without tools. `rows` are the round's own episodes of the diagnosis tasks; what they
     do not show is taken from the reference solution, and from an agent that knows nothing."""
-    found: dict[str, ToolAnswers] = {}
+    answers: dict[str, ToolAnswers] = {}
     for row in rows:
-        _judge(found, row.messages, row.checks)
+        _judge(answers, row.messages, row.checks)
     target = with_scripted_user(target)
     environment = Guarded.made(target.environment)
     try:
@@ -117,10 +117,10 @@ def judged_answers(target: Target, rows: Sequence[TrajectoryRow]) -> dict[str, T
             for task in spread(target.tasks("diagnosis"), _TASKS):
                 played = play(environment, task, policy)
                 if played.score is not None:
-                    _judge(found, [message.as_dict() for message in played.messages], played.score.checks)
+                    _judge(answers, [message.as_dict() for message in played.messages], played.score.checks)
     finally:
         environment.close()
-    return found
+    return answers
 
 
 def held_out_sources(target: Target, tasks: Sequence[TargetTask]) -> tuple[Source, ...]:
@@ -196,24 +196,24 @@ def _invented(schema: Mapping[str, Any]) -> Any:
 
 
 def _judge(
-    found: dict[str, ToolAnswers], messages: Sequence[Mapping[str, Any]], checks: Sequence[CheckRow | Check]
+    answers: dict[str, ToolAnswers], messages: Sequence[Mapping[str, Any]], checks: Sequence[CheckRow | Check]
 ) -> None:
     """Add what an episode shows of each kind of check that it has a required one of; nothing where nobody answered."""
-    said = [str(message.get("content", "")) for message in messages if message["role"] == "assistant"]
-    asked = [str(message.get("content", "")) for message in messages if message["role"] == "user"]
-    if not said or not asked:
+    replies = [str(message.get("content", "")) for message in messages if message["role"] == "assistant"]
+    requests = [str(message.get("content", "")) for message in messages if message["role"] == "user"]
+    if not replies or not requests:
         return
     # The examples of a prompt stand in front: the last request is the one that was answered.
-    before = f"{_short(asked[-1])} -> {_short(said[-1])}"
+    before = f"{_short(requests[-1])} -> {_short(replies[-1])}"
     for check in checks:
         if not check.required:
             continue
-        now = found.get(check.kind, ToolAnswers())
+        now = answers.get(check.kind, ToolAnswers())
         if check.passed:
-            found[check.kind] = ToolAnswers(now.good or f"{before} -> {check.name} passed", now.failing)
+            answers[check.kind] = ToolAnswers(now.good or f"{before} -> {check.name} passed", now.failing)
         else:
             why = f": {_short(check.detail)}" if check.detail else ""
-            found[check.kind] = ToolAnswers(now.good, now.failing or f"{before} -> {check.name} FAILED{why}")
+            answers[check.kind] = ToolAnswers(now.good, now.failing or f"{before} -> {check.name} FAILED{why}")
 
 
 def _short(text: str) -> str:
@@ -222,7 +222,7 @@ def _short(text: str) -> str:
     return line if len(line) <= _SAID else f"...{line[-_SAID:]}"
 
 
-def _add(found: dict[str, ToolAnswers], messages: Sequence[Message]) -> None:
+def _add(answers: dict[str, ToolAnswers], messages: Sequence[Message]) -> None:
     for name, seen in answers_in([[message.as_dict() for message in messages]]).items():
-        now = found.get(name, ToolAnswers())
-        found[name] = ToolAnswers(now.good or seen.good, now.failing or seen.failing)
+        now = answers.get(name, ToolAnswers())
+        answers[name] = ToolAnswers(now.good or seen.good, now.failing or seen.failing)
