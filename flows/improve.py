@@ -128,7 +128,7 @@ def _leave_failed(context: Context, problem: Exception) -> None:
     try:
         ours = _leave(context, state, reason)
     except StoreError as lost:  # it is the store that fails: people are told all the same
-        logger.warning("how the round was stopped is not stored (%s)", lost)
+        logger.warning("it could not be stored how the round was stopped (%s)", lost)
     if ours:
         tell_failure(context, problem, state)
 

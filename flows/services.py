@@ -281,7 +281,7 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
                 if not running(services.socket):
                     tell("supervisor was stopped, by 'trace-agent down' or otherwise")
                     return
-                logger.warning("supervisor or the store did not answer (%s): asked again", problem)
+                logger.warning("supervisor or the store did not answer (%s): asking again", problem)
                 supervisor = services.connection()
                 continue
             for name in (n for n in known if now[n] != known[n]):

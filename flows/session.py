@@ -28,8 +28,8 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
-                f"another 'trace-agent up' has the services of {folder.parent}; leave them to it, or stop them with "
-                f"'trace-agent down --home {folder.parent}' once they have started"
+                f"another 'trace-agent up' is running the services of {folder.parent}; leave them to it, or stop them "
+                f"with 'trace-agent down --home {folder.parent}' once they have started"
             ) from None
         except OSError as problem:  # a file system without locks, where only this protection is missing
             logger.warning("%s cannot be locked (%s): start its services once only", folder, problem.strerror)

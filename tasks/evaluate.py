@@ -95,7 +95,7 @@ def _compared(context: Context, candidate: ReleaseRow, left: Mapping[str, str] |
         if settling := _settling(context, challenged.further, unclear):
             settled = _play_both(context, sides, settling, "what settles a fall")
     except EpisodesSpent as problem:
-        logger.warning("whether %s fell stays unclear: %s", " and ".join(unclear), problem)
+        logger.warning("it stays unclear whether %s fell: %s", " and ".join(unclear), problem)
     return EvaluateResult(
         **measured,
         further_live_ids=further.live,

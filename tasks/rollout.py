@@ -69,7 +69,7 @@ def _as_routed(context: Context, by: str, ids: list[str], frame: pd.DataFrame) -
     mined = [*best_played(context, context.result(RolloutResult).trajectories, ids), *lost]
     frame = outcomes(context.store, mined)
     logger.info(
-        "of %d diagnosis tasks what is live would answer %d, %s the others: mined is what both lack",
+        "of %d diagnosis tasks, what is live would answer %d and %s the others; what both lack is mined",
         frame["task"].nunique(),
         frame[~frame["id"].isin(ids)]["task"].nunique(),
         by,

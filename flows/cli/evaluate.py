@@ -71,5 +71,5 @@ def _price(text: str) -> tuple[float, float] | None:
             f"--price {text!r} is not two numbers; write PROMPT,SAMPLED, such as 0.15,0.60"
         ) from None
     if not all(0 <= dollars < math.inf for dollars in (prompt, sampled)):
-        raise ConfigurationError(f"--price {text!r} is no price; write dollars per million tokens, 0 or more")
+        raise ConfigurationError(f"--price {text!r} is not a price; write dollars per million tokens, 0 or more")
     return prompt, sampled

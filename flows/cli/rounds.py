@@ -152,8 +152,8 @@ def show(
     found = find_row(store, key)
     if found is None:
         raise StoreError(
-            f"{key!r} is no round's number, and not exactly one id begins with it; rounds are in 'trace-agent rounds', "
-            "and other ids in a round's report"
+            f"{key!r} is not the number of a round, nor the beginning of exactly one id; rounds are in 'trace-agent "
+            "rounds', and other ids in a round's report"
         )
     table, row = found
     printed({"table": table, **row}, as_json, f"{table}\n" + "\n".join(f"  {k}: {v}" for k, v in row.items()))

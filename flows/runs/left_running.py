@@ -99,7 +99,7 @@ def end_left_runs_of(settings: Settings) -> None:
         with open_store(settings.database_url) as store:
             end_left_runs(settings, store)
     except StoreError as problem:  # as of another version: other commands say what to do
-        logger.warning("whether processes were killed is not known: %s", problem)
+        logger.warning("it is not known whether processes were killed: %s", problem)
 
 
 def _crashed(dead: Sequence[StageRow]) -> None:

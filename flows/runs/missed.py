@@ -45,7 +45,7 @@ def makes_way() -> Any:
             for run in later[:-1]:
                 _let_go(client, run, later[-1])
     except Exception as problem:  # a night too many is better than none
-        logger.warning("whether later runs are due is not known (%s: %s)", type(problem).__name__, problem)
+        logger.warning("it is not known whether later runs are due (%s: %s)", type(problem).__name__, problem)
         return None
     if not later:
         return None

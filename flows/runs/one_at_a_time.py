@@ -103,7 +103,7 @@ def deaths_before() -> dict[str, str]:
         with get_client(sync_client=True) as client:
             runs = client.read_flow_runs(flow_run_filter=ended, sort=FlowRunSort.END_TIME_DESC, limit=MOST_DEATHS)
     except Exception as problem:  # the round is worth more than the news of the last one
-        logger.warning("how the run before this one ended is not known (%s)", type(problem).__name__)
+        logger.warning("it is not known how the run before this one ended (%s)", type(problem).__name__)
         return {}
     # What was cancelled before it began says nothing of those before it.
     runs = [run for run in runs if not (run.state and run.state.type == StateType.CANCELLED and not run.start_time)]

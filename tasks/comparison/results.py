@@ -193,12 +193,14 @@ def read_result(path: Path) -> SeedResult:
         wrong = f"{problem.errors()[0]['loc']}: {problem.errors()[0]['msg']}" if isinstance(problem, ValidationError) \
             else str(problem)  # fmt: skip
         raise ConfigurationError(
-            f"{path} is no result of compare-methods ({wrong}); remove it, or run its seed again"
+            f"{path} is not a result of compare-methods ({wrong}); remove it, or run its seed again"
         ) from None
     if result.format != 1:
         raise ConfigurationError(f"{path} has format {result.format}, this version reads 1; run its seed again")
     if wrong := result.wrong():
-        raise ConfigurationError(f"{path} is no result of compare-methods: {wrong}; remove it, or run its seed again")
+        raise ConfigurationError(
+            f"{path} is not a result of compare-methods: {wrong}; remove it, or run its seed again"
+        )
     return result
 
 

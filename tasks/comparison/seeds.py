@@ -23,7 +23,7 @@ def used_seeds(path: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     tables = given.get("used", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigurationError(f"{path}: used = {tables!r:.80} is no list of tables; write them as [[used]]")
+        raise ConfigurationError(f"{path}: used = {tables!r:.80} is not a list of tables; write them as [[used]]")
     for table in tables:
         seeds, purpose = table.get("seeds"), table.get("for")
         whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)

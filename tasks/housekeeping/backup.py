@@ -84,7 +84,7 @@ def home_files(settings: Settings) -> tuple[Path, Path]:
     url = parse_url(settings.database_url)
     if settings.files:
         raise ConfigurationError(
-            f"this home puts its files to {settings.files!r}: only homes with all files in their folder are backed up "
+            f"this home puts its files in {settings.files!r}: only homes with all files in their folder are backed up "
             "and restored by this command, and an archive would lack what other homes put there; copy the database "
             "first and the storage after it, each by its own means (docs/10-scale.md)"
         )

@@ -105,7 +105,7 @@ def gpu(settings: Settings) -> Finding:
         said = f"{what}: rounds train on the processor"
         return warning("gpu", said, f"{do}, or set devices.cpu = true if that is meant")
     if none != NO_TOOL:
-        return warning("gpu", none, "see to its driver, if this machine has a GPU")
+        return warning("gpu", none, "check its driver, if this machine has a GPU")
     return well("gpu", f"{none}; profile {settings.profile} needs none")
 
 
@@ -160,7 +160,7 @@ def model_files(settings: Settings) -> Finding:
         return well("model", f"base model {name}" + ("" if Path(name).is_dir() else " (asked of the hub at the start)"))
     made = embedded_cache(settings.cache)
     if (made / "complete").is_file() and not any(made.glob("*.safetensors")):
-        return fault("model", f"{made} says that it is complete and has no weights", "remove that folder")
+        return fault("model", f"{made} is marked as complete and has no weights", "remove that folder")
     return well("model", f"base model {name}")
 
 

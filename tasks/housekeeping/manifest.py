@@ -58,7 +58,9 @@ def read_manifest(text: bytes, file: Path) -> Manifest:
         given: Any = json.loads(text)
         form = given["format"]
     except (ValueError, KeyError, TypeError) as problem:
-        raise StoreError(f"{file} has a manifest that is none ({problem}); take another copy of the backup") from None
+        raise StoreError(
+            f"{file} has a manifest that cannot be read ({problem}); take another copy of the backup"
+        ) from None
     if form != FORMAT:
         raise StoreError(
             f"{file} has format {form!r}, this version reads {FORMAT}; restore it with the version that made it "
@@ -74,7 +76,7 @@ def read_manifest(text: bytes, file: Path) -> Manifest:
     for name in manifest.members:
         check_member(name, file)
     if STORE not in manifest.members:
-        raise StoreError(f"{file} holds no {STORE}, so it is no backup of a home; take another copy of the backup")
+        raise StoreError(f"{file} holds no {STORE}, so it is not a backup of a home; take another copy of the backup")
     return manifest
 
 

@@ -83,7 +83,7 @@ def _check_destination(settings: Settings) -> None:
     ):
         if value and not (value.startswith("sqlite:") and sqlite_file(value) == place):
             raise ConfigurationError(
-                f"a restore makes {place}, but {name} names another database, which would be used in its stead; leave "
+                f"a restore makes {place}, but {name} names another database, which would be used instead; leave "
                 f"it unset, here and in trace.toml, and restore again"
             )
     if os.path.ismount(home):
@@ -115,7 +115,7 @@ def _reading(file: Path) -> Iterator[ZipFile]:
         raise
     except (BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as problem:
         raise StoreError(
-            f"{file} is no backup, or was cut short or changed ({problem}); take another copy of it; nothing was "
+            f"{file} is not a backup, or was cut short or changed ({problem}); take another copy of it; nothing was "
             "restored"
         ) from problem
 
@@ -124,9 +124,9 @@ def _manifest(archive: ZipFile, file: Path) -> Manifest:
     try:
         entry = archive.getinfo(MANIFEST)
     except KeyError:
-        raise StoreError(f"{file} has no {MANIFEST}: it is no backup of this project; give another file") from None
+        raise StoreError(f"{file} has no {MANIFEST}: it is not a backup of this project; give another file") from None
     if entry.file_size > _MOST_MANIFEST:
-        raise StoreError(f"{file} has a manifest of {entry.file_size} bytes: it is no backup of this project")
+        raise StoreError(f"{file} has a manifest of {entry.file_size} bytes: it is not a backup of this project")
     return read_manifest(archive.read(entry), file)
 
 

@@ -125,7 +125,7 @@ def _named(store: Store, what: str, target: str) -> tuple[dict[str, Any], str]:
     if is_evaluation(what):
         return {"group_id": _evaluation(store, what)}, ""
     raise ConfigurationError(
-        f"{what!r} is nothing that can be compared; give release@N (or N), capability@vN, the id of an evaluation, or "
+        f"{what!r} cannot be compared; give release@N (or N), capability@vN, the id of an evaluation, or "
         f"a file of outcomes ({' or '.join(FILES)})"
     )
 
@@ -298,7 +298,9 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         except (ValueError, RecursionError) as problem:
             raise ConfigurationError(f"{path}, line {number}: no JSON ({problem}); write an object a line") from problem
         if not isinstance(record, dict):
-            raise ConfigurationError(f"{path}, line {number}: {line[:40]!r} is no object; write an object a line")
+            raise ConfigurationError(
+                f"{path}, line {number}: {line[:40]!r} is not a JSON object; write an object a line"
+            )
         yield number, record
 
 

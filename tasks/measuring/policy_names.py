@@ -121,8 +121,8 @@ def parse_policy(text: str, api_base: str = "") -> PolicyName:
         close = difflib.get_close_matches(text, [*SCRIPTED, "release", EMBEDDED], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigurationError(
-            f"policy {text!r} is no folder here and no model of LiteLLM's; {hint}A model of the Hugging Face hub is "
-            f"written OWNER/NAME, or local:{text}"
+            f"policy {text!r} is neither a folder here nor a model that LiteLLM knows; {hint}A model of the Hugging "
+            f"Face hub is written OWNER/NAME, or local:{text}"
         )
     return _local(text, text)
 

@@ -134,7 +134,7 @@ def _read(checks: Checks, outcomes: pd.DataFrame, wording: _Wording | None = Non
         trajectory = ids.get_indexer(pd.Index(frame["trajectory_id"].astype(object)))
         if (trajectory < 0).any():
             stray = frame["trajectory_id"].iloc[int(np.argmax(trajectory < 0))]
-            raise LabelError(f"checks speak of trajectory {stray!r}, which has no outcome; give both from one round")
+            raise LabelError(f"checks name trajectory {stray!r}, which has no outcome; give both from one round")
         kind, kinds = pd.factorize(frame["kind"].astype(object))
         required = frame["required"].to_numpy(dtype=bool)
         failed = required & ~frame["passed"].to_numpy(dtype=bool)

@@ -54,7 +54,9 @@ def discover_readable(
                 raise problem
         refused |= found
         read |= {t.id for t in shown}
-        logger.warning("discovery goes on without %d conversations, refused also alone: %s", len(found), _first(found))
+        logger.warning(
+            "discovery goes on without %d conversations that were refused even alone: %s", len(found), _first(found)
+        )
         left = [t for t in shown if t.id not in refused]
         if not _contrast(left):
             left = [t for t in transcripts if t.id not in refused]

@@ -151,7 +151,7 @@ def read_run(path: Path, names: Mapping[str, str]) -> tuple[Any, pd.DataFrame]:
         total[outcome] = value
     unknown = sorted(set(found["labels"]) - set(names))
     if unknown:
-        raise LabelError(f"{path.name}: {unknown[0]!r} is no candidate; known are {', '.join(names)}")
+        raise LabelError(f"{path.name}: {unknown[0]!r} is not a candidate; known are {', '.join(names)}")
     parts = [_cells(path, name, cells, total) for name, cells in found["labels"].items()]
     columns = {key: [value for part in parts for value in part[key]] for key in parts[0]}
     return attempt, pd.DataFrame({"run": attempt, "weight": 1, **columns})
@@ -217,7 +217,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise LabelError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise LabelError(f"{path.name} is no usable JSON: {error}") from error
+        raise LabelError(f"{path.name} is not usable JSON: {error}") from error
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def check_gpu(settings: Settings) -> None:
 
     if not torch.cuda.is_available():
         raise ConfigurationError(
-            f"profile {settings.profile} trains on a GPU, and this process sees none, or torch is a CPU build; see to "
+            f"profile {settings.profile} trains on a GPU, and this process sees none, or torch is a CPU build; check "
             "the driver, torch's build, a container's GPUs or CUDA_VISIBLE_DEVICES ('trace-agent doctor' looks, too), "
             "take profile laptop, or set devices.cpu = true to train on the processor all the same"
         )

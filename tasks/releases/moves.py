@@ -39,7 +39,7 @@ def check_promotion(connection: Connection, row: ReleaseRow, live: ReleaseRow | 
         return
     by_person = f"a person may do it: trace-agent promote {row.number} --target {row.target}"
     if row.state != ReleaseState.CANDIDATE:
-        raise TransitionError(f"release {row.number} of {row.target} is {row.state}, no candidate; {by_person}")
+        raise TransitionError(f"release {row.number} of {row.target} is {row.state}, not a candidate; {by_person}")
     new_lineage = row.parent_id is None and live is not None and bool(apart(live, Basis.of(row)))
     if live is not None and live.id != row.parent_id and not new_lineage:
         raise ConfigurationError(
@@ -100,7 +100,7 @@ def move_release(connection: Connection, row: ReleaseRow, state: ReleaseState, r
 
 
 def bar_adapters(connection: Connection, live: ReleaseRow, back: ReleaseRow | None, said: str) -> None:
-    """Bar what the release that is rolled back has and the restored one has not."""
+    """Bar the adapters that the release which is rolled back holds and the restored one does not."""
     kept = set() if back is None else {m["sha256"] for m in back.members.values()}
     reason = f"release {live.number} was {said}"
     gone = sorted({m["sha256"] for m in live.members.values()} - kept)

@@ -161,7 +161,7 @@ class Engine:
             if not owed or run.stopped:
                 break
             if attempt:
-                logger.info("%d episodes were lost to what may pass; playing them once more", len(owed))
+                logger.info("%d episodes were lost to errors that may pass; playing them once more", len(owed))
             again = self._play_each_once(ground, list(owed.values()), len(owed), what or ground.purpose, run)
             owed = {i: owed[i] for i in again}
         return run

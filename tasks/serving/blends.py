@@ -61,7 +61,7 @@ def publish_blend(
         unknown = sorted(set(weights) - set(members))
         if unknown:
             raise ConfigurationError(
-                f"{unknown[0]!r} is no member of the live release {live.number}; it has: {', '.join(members)}"
+                f"{unknown[0]!r} is not a member of the live release {live.number}; it has: {', '.join(members)}"
             )
         name, quarters = blend_name(weights), blend_parts(weights)
         if name in members and name in quarters:

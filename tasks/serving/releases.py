@@ -96,7 +96,7 @@ class HomeReleases:
             for change in answered(lambda: publish(self.store, self.registry, self.target)):
                 logger.warning("MLflow did not say what is live: %s", change)
         except TraceError as problem:
-            logger.warning("MLflow was not made to say what is live: %s", problem)
+            logger.warning("MLflow could not be brought up to date with what is live: %s", problem)
 
     def _row(self) -> ReleaseRow | None:
         if self.pinned:

@@ -64,7 +64,7 @@ def check_runner(settings: Settings) -> None:
         host, port = None, None
     if not host or not port:
         raise ConfigurationError(
-            f"runner_address = {address!r} is no address; give one such as {scheme}://127.0.0.1:"
+            f"runner_address = {address!r} is not an address; give one such as {scheme}://127.0.0.1:"
             f"{8786 if settings.runner == 'dask' else 10001}, or leave it empty for a cluster on this machine"
         )
     try:

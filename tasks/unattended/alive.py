@@ -70,7 +70,7 @@ def check_nobody_trains(settings: Settings) -> None:
             if (seen is not None and seen != (row.id, row.heartbeat_at)) or time.monotonic() >= until:
                 raise _busy(store, row)
             if seen is None:
-                logger.info("%s holds vLLM servers; looking whether it lives", row.owner)
+                logger.info("%s holds vLLM servers; checking whether it is alive", row.owner)
             seen = row.id, row.heartbeat_at
             time.sleep(POLL_SECONDS)
 

@@ -61,7 +61,7 @@ def notify(settings: Settings, notice: Notice) -> None:
         try:
             way(settings, notice)
         except Exception as problem:  # whatever it is, the round is worth more than the news of it
-            logger.warning("a notice could not be given (%s): %s", type(problem).__name__, problem)
+            logger.warning("a notice could not be sent (%s): %s", type(problem).__name__, problem)
 
 
 def _emit_event(settings: Settings, notice: Notice) -> None:

@@ -53,7 +53,7 @@ def test_a_round_for_a_gpu_does_not_begin_without_one(tmp_path: Path, monkeypatc
 def test_the_command_looks_for_the_cluster_too(tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")
     environment = {"TRACE_RUNNER": "dask", "TRACE_RUNNER_ADDRESS": "nowhere"}
-    with pytest.raises(ConfigurationError, match="runner_address = 'nowhere' is no address"):
+    with pytest.raises(ConfigurationError, match="runner_address = 'nowhere' is not an address"):
         CliRunner().invoke(
             app, ["improve", "--dry-run", "--home", str(tmp_path)], catch_exceptions=False, env=environment
         )

@@ -370,4 +370,4 @@ def test_what_went_live_and_was_rolled_back_before_the_gate_ended_stays_so(conte
     assert gate.do(context).release == 0
     verdict, reason, state = verdict_of(context)
     assert (verdict, state) == ("declined", ReleaseState.ROLLED_BACK)
-    assert "It was not made live: release 1 of shop is rolled-back, no candidate" in reason
+    assert "It was not made live: release 1 of shop is rolled-back, not a candidate" in reason

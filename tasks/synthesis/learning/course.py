@@ -83,10 +83,10 @@ def check_transfer(
             episodes = target_episodes(tasks, settings.train.transfer, context.seed, adapter)
             tried = outcomes(context.store, context.engine.play(target, episodes, f"try {name} on the target"))
     except NotFinite as problem:
-        logger.warning("whether %s carries over is not known: %s", name, problem)
+        logger.warning("it is not known whether %s carries over: %s", name, problem)
         return None
     if start.empty or now.empty or tried.empty:
-        logger.warning("whether %s carries over is not known: all episodes of a side were lost to errors", name)
+        logger.warning("it is not known whether %s carries over: all episodes of a side were lost to errors", name)
         return None
     return transfer_of(step, start, now, tried)
 

@@ -198,7 +198,7 @@ def test_a_target_without_a_round_is_told_with_those_that_have_one(two_targets: 
 
 @pytest.mark.parametrize("price", ["nan,1", "1,inf", "-1,1"])
 def test_a_price_that_is_none_is_refused(price: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no price; write dollars per million tokens"):
+    with pytest.raises(ConfigurationError, match="is not a price; write dollars per million tokens"):
         CliRunner().invoke(app, ["evaluate", "--target", "shop", "--price", price], catch_exceptions=False)
 
 

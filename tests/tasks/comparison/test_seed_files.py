@@ -46,9 +46,9 @@ def test_a_file_is_read_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no result of compare-methods"),
+        ("{", "is not a result of compare-methods"),
         ("{}", "target.*Field required"),
-        ('{"format": 2}', "is no result"),
+        ('{"format": 2}', "is not a result"),
         (None, "No such file"),
     ],
 )
@@ -211,7 +211,7 @@ def test_the_seeds_that_were_used_are_refused() -> None:
 def test_a_file_of_used_seeds_that_says_less_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "seeds.toml"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"needs seeds|cannot be read|no list of tables"):
+    with pytest.raises(ConfigurationError, match=r"needs seeds|cannot be read|not a list of tables"):
         used_seeds(path)
     with pytest.raises(ConfigurationError, match="--used-seeds"):
         used_seeds(tmp_path / "none.toml")

@@ -108,7 +108,7 @@ def test_an_archive_that_was_cut_short_or_is_another_file(archive: Path, tmp_pat
     }.items():
         file = tmp_path / name
         file.write_bytes(content)
-        with pytest.raises(StoreError, match="no backup, or was cut short"):
+        with pytest.raises(StoreError, match="not a backup, or was cut short"):
             restore_backup(file, settings_of(tmp_path / "home"))
     # One byte of a compressed member, the directory at the end being whole.
     with zipfile.ZipFile(archive) as file_:
@@ -119,7 +119,7 @@ def test_an_archive_that_was_cut_short_or_is_another_file(archive: Path, tmp_pat
         restore_backup(tmp_path / "bit", settings_of(tmp_path / "home"))
     with zipfile.ZipFile(tmp_path / "zip", "w") as other:
         other.writestr("x", "y")
-    with pytest.raises(StoreError, match="no backup of this project"):
+    with pytest.raises(StoreError, match="not a backup of this project"):
         restore_backup(tmp_path / "zip", settings_of(tmp_path / "home"))
     with pytest.raises(ConfigurationError, match="there is no backup"):
         restore_backup(tmp_path / "none.zip", settings_of(tmp_path / "home"))

@@ -98,7 +98,7 @@ def test_families_are_taken_from_the_side_that_has_them(tmp_path: Path) -> None:
         ("a.jsonl", '{"task": "t", "trial": 0}\n', "line 1: no column success"),
         ("a.jsonl", '{"task": "t", "trial": 0, "success": 0.3}\n', "success is 0.3"),
         ("a.jsonl", '{"task": ["t"], "trial": 0, "success": 1}\n', r"task is \['t'\]"),
-        ("a.jsonl", "[1]\n", "is no object"),
+        ("a.jsonl", "[1]\n", "is not a JSON object"),
         ("a.jsonl", "{\n", "line 1: no JSON"),
         ("a.jsonl", "[" * 100_000, "line 1: no JSON"),
     ],
@@ -370,7 +370,7 @@ def test_other_data_are_refused_with_the_reason(home: Path) -> None:
         )
         with pytest.raises(StoreError, match=r"2 states of the target's data \(data1, data2\)"):
             outcomes_of(store, "refund@v1", "shop")
-        with pytest.raises(ConfigurationError, match="'nothing' is nothing that can be compared"):
+        with pytest.raises(ConfigurationError, match="'nothing' cannot be compared"):
             outcomes_of(store, "nothing", "shop")
         store.put([ReleaseRow(id="o", target="other", number=1, base="small", data_hash="d",
                               state=ReleaseState.LIVE)])  # fmt: skip

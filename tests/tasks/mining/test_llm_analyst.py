@@ -101,7 +101,7 @@ def naming(*words: str, alone: bool = True) -> Callable[[Any], Any]:
 def test_candidates_are_named_without_what_is_refused_alone(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     result, client = contrasted(store, naming("W1.", "W2."), TRANSCRIPTS)
     assert sorted(i.split("/")[1] for i in result.unread) == sorted([TRANSCRIPTS[1].id, TRANSCRIPTS[2].id])
-    assert "goes on without 2 conversations, refused also alone: the provider's filter" in caplog.text
+    assert "goes on without 2 conversations that were refused even alone: the provider's filter" in caplog.text
     assert (result.filtered, result.labels) == ([], 10 * 12 * 2), "labelling may be answered on them"
     first, *singly = client.questions[: 1 + len(TRANSCRIPTS)]
     assert all(q.messages[1]["content"].count("### T") == 1 for q in singly)

@@ -75,7 +75,7 @@ def test_mig_instances_are_counted_by_name_as_a_process_sees_one_alone(
 def test_a_cpu_build_of_torch_is_named_where_no_gpu_is_seen(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(
-        ConfigurationError, match=r"sees none, or torch is a CPU build; see to the driver, torch's build"
+        ConfigurationError, match=r"sees none, or torch is a CPU build; check the driver, torch's build"
     ):
         check_gpu(load_settings(profile="gpu"))
 

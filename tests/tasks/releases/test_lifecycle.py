@@ -83,7 +83,7 @@ def test_a_refused_candidate_rejects_its_own_adapters_and_is_live_only_by_hand(h
     assert refuse(home.store, row.id, "no better than release 1") == refused
     assert (refused.state, refused.reason) == (ReleaseState.REFUSED, "no better than release 1")
     assert [home.state(one), home.state(two)] == ["champion", "rejected"]
-    with pytest.raises(TransitionError, match=r"release 2 of .* is refused, no candidate; .*trace-agent promote 2"):
+    with pytest.raises(TransitionError, match=r"release 2 of .* is refused, not a candidate; .*trace-agent promote 2"):
         promote(home.store, home.registry, row.id, "better")
     home.check()
     assert promote(home.store, home.registry, row.id, "I know better", by_hand=True).state == ReleaseState.LIVE

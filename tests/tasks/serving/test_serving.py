@@ -336,7 +336,7 @@ def test_a_blend_is_the_weighted_sum_and_is_served(home: Home, tmp_path: Path) -
     assert publish_blend(home.folder, None, ["refund_payment=0.5", "exchange_item=0.5"]) == (row, name)
     with serving(served(home, release=row.number)) as url:
         assert ask(url, "x", model=name).json()["model"] == name
-    with pytest.raises(ConfigurationError, match="is no member"):
+    with pytest.raises(ConfigurationError, match="is not a member"):
         publish_blend(home.folder, None, ["nothing=1"])
 
 

@@ -101,5 +101,5 @@ def test_doctor_looks_at_the_storage_and_backup_refuses_such_a_home(settings_fol
     assert storage(share).level == Level.OK
     assert storage(wrong).level == Level.FAULT
     assert "cannot be used" in storage(wrong).said
-    with pytest.raises(ConfigurationError, match=r"puts its files to 'file:///.*/share'"):
+    with pytest.raises(ConfigurationError, match=r"puts its files in 'file:///.*/share'"):
         make_backup(share, settings_folder / "home.zip", "1")

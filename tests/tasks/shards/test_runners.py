@@ -33,7 +33,7 @@ def test_a_package_that_is_not_installed(runner: str, settings_folder: Path, mon
 @pytest.mark.parametrize("address", ["nonsense", "tcp://host", "tcp://:8786", "host:port"])
 def test_what_is_no_address(address: str, settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "PACKAGES", {"dask": "json"})
-    with pytest.raises(ConfigurationError, match=r"is no address; give one such as tcp://127\.0\.0\.1:8786"):
+    with pytest.raises(ConfigurationError, match=r"is not an address; give one such as tcp://127\.0\.0\.1:8786"):
         check_runner(load_settings(runner="dask", runner_address=address))
 
 
