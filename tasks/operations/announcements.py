@@ -17,8 +17,8 @@ from tasks.unattended.stalls import hung_before
 
 
 def tell_last_run(settings: Settings, work: str, deaths: Mapping[str, str], hung: Path | None = None) -> None:
-    """The last scheduled run of `work` that is no round hung and left its stacks in `hung`; or it and those before it
-    died, as Prefect has it, by their ids (none: it did not)."""
+    """Announce that the last scheduled run of `work`, which is not a round, hung and left its stacks in `hung`; or that
+    it and runs before it died: `deaths` says how, by their ids in Prefect (empty: none died)."""
     target = settings.target
     if hung is not None:
         idle = f"made no progress for {settings.limits.idle_minutes:g} minutes and ended itself"
@@ -29,7 +29,8 @@ def tell_last_run(settings: Settings, work: str, deaths: Mapping[str, str], hung
 
 
 def tell_deaths(settings: Settings, deaths: Mapping[str, str]) -> None:
-    """The scheduled runs just before this one died, by their ids: a process that is killed tells nobody."""
+    """Announce that the scheduled runs just before this one died, by their ids: a process that is killed tells
+    nobody."""
     target = settings.target
     which = "the run before this one" if len(deaths) == 1 else f"the {len(deaths)} runs before this one"
     text = f"{which} on {target} died: {'; '.join(deaths.values())}; nothing stored is lost, and this run goes on"
@@ -37,7 +38,7 @@ def tell_deaths(settings: Settings, deaths: Mapping[str, str]) -> None:
 
 
 def tell_start(context: Context, death_told: bool = False) -> None:
-    """The round begins, or goes on; that its last process hung or died, where it did and nobody has told it yet."""
+    """Announce that the round begins or goes on, and that its last process hung, or died (unless `death_told`)."""
     this = context.round
     left = hung_before(context.folder)
     if left is not None:
@@ -57,7 +58,7 @@ def tell_start(context: Context, death_told: bool = False) -> None:
 
 
 def tell_failure(context: Context, problem: Exception, state: RoundState) -> None:
-    """The round was stopped by an error; whether the next run goes on with it."""
+    """Announce that an error stopped the round, and whether the next run goes on with it."""
     this = context.round
     kind: Kind = "budget-reached" if isinstance(problem, BudgetExceeded) else "failed"
     said = _said(problem)
@@ -82,13 +83,13 @@ def failure_announced(settings: Settings, scheduled: bool, work: str = "") -> It
 
 
 def tell_question(context: Context, release: int) -> None:
-    """The run has paused for a person's word."""
+    """Announce that the run has paused until a person decides."""
     text = f"release {release} of {context.round.target} waits for approval: open the paused run in Prefect's UI"
     _tell(context, "approval-asked", text, release=release)
 
 
 def tell_verdict(context: Context, release: int, verdicts: Mapping[str, str], reasons: str) -> None:
-    """What the gate said of the candidate `release` (0: there was none): promoted, refused, or underpowered."""
+    """Announce what the gate said of the candidate `release` (0: there was none): promoted, refused or underpowered."""
     this, whole = context.round, verdicts.get("release", "")
     kind: Kind = "refused"
     if whole == GateVerdict.PROMOTED:

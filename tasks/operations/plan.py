@@ -177,7 +177,7 @@ def pace_of(store: Store, settings: Settings) -> float | None:
 
 def rehearse(settings: Settings) -> list[str]:
     """A dry run, once `preflight` has passed: what would be played, where it would be stored, and what it may take.
-    Registry and store are opened, no round is. Refused is what `check_training` refuses."""
+    It opens the registry and the store, but no round. Raises what `check_training` raises."""
     check_training(settings)
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)

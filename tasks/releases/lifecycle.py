@@ -200,8 +200,9 @@ def rollback(
 
 
 def heal(store: Store, registry: Registry, target: str, done: str = "MLflow cannot show what is live") -> None:
-    """`publish` at a start, before a change, or after a rollback (`done` says so): what it refuses is a warning, for
-    neither a damaged release nor an MLflow that is away may bar the way to looking at a release or leaving it."""
+    """`publish` at a start, before a change, or after a rollback (`done` says so). What it refuses is only a warning,
+    because neither a damaged release nor an MLflow that is away may keep anybody from looking at a release or leaving
+    it."""
     try:
         _check_there(registry)
         publish(store, registry, target)

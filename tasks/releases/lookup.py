@@ -37,18 +37,18 @@ def live_release(store: Store, target: str) -> ReleaseRow | None:
 
 
 def served_round(store: Store, target: str | None = None) -> Round | None:
-    """The round that was begun last on `target`, or without one on any target that makes releases: what a gateway
-    serves. One that only tried a configuration out says nothing of what the home is for, unless there is no other.
-    None: the store has nothing to serve."""
+    """The round whose target a gateway serves: the one that was begun last on `target`, or without `target` on any
+    target that makes releases. A dry round says nothing of what the home is for, so it counts only where there is no
+    other. None: the store has nothing to serve."""
     asked = [r for r in store.rows(Round) if (r.target == target if target else r.target != TRAFFIC)]
     return max(asked, key=lambda r: (r.profile != DRY, r.number), default=None)
 
 
 def target_named(store: Store, settings: Settings, live: bool = False) -> str:
-    """The target that a command looks at: the one that is given or set, or without one that of the newest round, as it
-    is served; the settings' default in a store without any. `live`: the command is about what is live, so without one
-    it is the only target with a release that is. Raises `ConfigurationError` where several have one, and for a target
-    that the store has nothing of while it has others."""
+    """The target that a command looks at: the one that is given or set; without one, the target of the newest round
+    that can be served, or in an empty store the settings' default. With `live` the command is about what is live: then
+    it is the only target that has a live release. Raises `ConfigurationError` where several targets have one, and for
+    a target that the store has nothing of while it has others."""
     wanted = settings.target
     if "target" not in settings.model_fields_set:
         answering = sorted({r.target for r in store.rows(ReleaseRow, state=ReleaseState.LIVE)}) if live else []
@@ -69,7 +69,7 @@ def target_named(store: Store, settings: Settings, live: bool = False) -> str:
     return wanted
 
 
-def made_by(store: Store, round_id: str) -> ReleaseRow | None:
+def release_of_round(store: Store, round_id: str) -> ReleaseRow | None:
     """The release that a round made: its last, where a first candidate's router was fitted again."""
     return max(store.rows(ReleaseRow, round_id=round_id), key=lambda row: row.number, default=None)
 

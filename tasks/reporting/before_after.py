@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from db import ReleaseRow, VerdictRow
-from tasks.releases.lookup import live_around, made_by, release_numbered
+from tasks.releases.lookup import live_around, release_numbered, release_of_round
 from tasks.reporting.figures import HistoryRow, ReleaseFigures
 from tasks.reporting.history import WHOLE, changes, history_of
 from tasks.round.results import TestResult
@@ -35,13 +35,13 @@ def before_after(stored: StoredRound) -> BeforeAfter | None:
         return None
     before, after = live_around(store, [this])[this.id]
     live = release_numbered(store, this.target, before) if before else None
-    return BeforeAfter(before, after, made_by(store, this.id), frozenset(live.members if live else ()))
+    return BeforeAfter(before, after, release_of_round(store, this.id), frozenset(live.members if live else ()))
 
 
 def release_figures(stored: StoredRound) -> ReleaseFigures | None:
     """The candidate that the round made, with the gate's verdict on it as a whole; None where it made none."""
     store, this = stored.store, stored.round
-    candidate = made_by(store, this.id)
+    candidate = release_of_round(store, this.id)
     if candidate is None:
         return None
     parent = {r.id: r for r in store.rows(ReleaseRow, id=candidate.parent_id)} if candidate.parent_id else {}

@@ -115,8 +115,8 @@ class Context:
 
     @property
     def incumbent(self) -> ReleaseRow | None:
-        """What a candidate has to beat: the parent, or, where the round begins a new lineage, what answers all the
-        same. The gate's plan holds it, so that it stays the same once the candidate is live."""
+        """What a candidate has to beat: the parent, or, where the round begins a new lineage, the release that still
+        answers. The gate's plan holds it, so that it stays the same once the candidate is live."""
         target = self.round.target
         plan = self.store.row(GatePlanRow, round_id=self.round.id)
         if plan is None:
@@ -279,8 +279,8 @@ class Context:
         return kept
 
     def rest(self) -> None:
-        """Give the memory back that sampling in this process has taken, while others train. It is taken again when
-        needed; the base stays."""
+        """Free the memory that sampling has taken in this process, while other processes train. It is taken again when
+        it is needed; the base model stays loaded."""
         if "base" in self.__dict__:  # what is not loaded holds nothing
             self.base.policy.free_buffers()
 

@@ -63,9 +63,9 @@ class RoundTasks:
 
     @cached_property
     def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:
-        """Test and shift tasks on which methods are compared: of this seed's own where the target draws them, or those
-        that it holds back, because the others were looked at when settings were chosen; else these, and no shift tasks
-        where there are none."""
+        """Test and shift tasks on which methods are compared. A target that holds tasks back gives these, because its
+        others were looked at when settings were chosen; one that draws tests gives this seed's own; any other gives its
+        test split, and its shift tasks where it has some."""
         target = self.target
         if isinstance(target, HoldsBack):
             return list(target.held_back_test()), list(target.held_back_shift())

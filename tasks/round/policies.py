@@ -81,8 +81,8 @@ def check_policy(settings: Settings) -> None:
 
 
 def check_awake(server: VllmServer, settings: Settings) -> None:
-    """For who wakes no server. Raises `ServersBusy` where it sleeps for a training, and `ConfigurationError` where it
-    was left asleep: what it is asked then it would not answer."""
+    """A server that sleeps answers nothing; this is for callers that do not wake it. Raises `ServersBusy` where it
+    sleeps for a training, and `ConfigurationError` where it was left asleep."""
     if server.asleep():
         check_nobody_trains(settings)
         raise ConfigurationError(

@@ -65,8 +65,8 @@ def end_runs(registry: Registry, round_id: str, state: RoundState, ended: int | 
 
 @contextmanager
 def mlflow_failures(settings: Settings, what: str) -> Iterator[None]:
-    """Within, `what` is done: that MLflow fails is a `StoreError` with its cause in a line (a full disk, a server that
-    is away), which may pass; any other error stays as it is."""
+    """Within, `what` is done. A failure of MLflow (a full disk, a server that is away) becomes a `StoreError` that may
+    pass, with the cause in one line; any other error stays as it is."""
     try:
         yield
     except Exception as problem:
