@@ -148,7 +148,7 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
     tasks = [set(side.frame["task"]) for side in (a, b)]
     common = tasks[0] & tasks[1]
     if not common:
-        examples = " and ".join(repr(min(mine)) for mine in tasks)
+        examples = " and ".join(repr(min(played)) for played in tasks)
         raise ConfigurationError(
             f"{a.name} and {b.name} have no task in common (they have {examples}, among others); evaluate both on the "
             "same tasks"
@@ -179,11 +179,11 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
         Side(
             side.name,
             success_interval(frame),
-            len(mine - common),
+            len(played - common),
             int(frame["success"].isna().sum()),
             len(judged & side.routed),
         )
-        for side, frame, mine in zip((a, b), frames, tasks, strict=True)
+        for side, frame, played in zip((a, b), frames, tasks, strict=True)
     ]
     by_family = {str(f): table.of_families({f}).difference() for f in sorted(table.names)}
     return Comparison(

@@ -65,11 +65,11 @@ def judge_capabilities(
     families that both sides finished has no figures. ValueError for pairs that lack a column."""
     verdicts = {}
     tables = {name: PairedTasks.of(name, frame) for name, frame in pairs.items()}
-    mine = {name: table.of_families(own[name]) if own.get(name) else table for name, table in tables.items()}
-    measured = {name: d for name, table in mine.items() if (d := table.difference()) is not None}
+    own_tasks = {name: table.of_families(own[name]) if own.get(name) else table for name, table in tables.items()}
+    measured = {name: d for name, table in own_tasks.items() if (d := table.difference()) is not None}
     tried = len(measured)
     adjusted = dict(zip(measured, holm([d.p for d in measured.values()]).tolist(), strict=True))
-    for name, table in mine.items():
+    for name, table in own_tasks.items():
         if name not in measured:
             why = _unmeasured(table, own.get(name, ()))
             verdicts[name] = CapabilityDecision(
@@ -120,13 +120,13 @@ def judge_release(
     only the own families can be better, which that choice did not touch."""
     table = PairedTasks.of("pair", pair)
     drawn: set[str] = set() if further is None else set(further["family"])
-    every = PairedTasks.of("further", pd.concat([pair, further])) if drawn else table
-    since = None if settled is None or settled.empty else PairedTasks.of("settled", settled)
-    mine = {name: set(families) or table.names for name, families in own.items()}
-    of_passed = {family for families in mine.values() for family in families}
+    with_further = PairedTasks.of("further", pd.concat([pair, further])) if drawn else table
+    settling = None if settled is None or settled.empty else PairedTasks.of("settled", settled)
+    own_families = {name: set(families) or table.names for name, families in own.items()}
+    of_passed = {family for families in own_families.values() for family in families}
 
     def own_tasks(families: Collection[str]) -> PairedTasks:
-        return (every if even_shares(families, table.names, drawn) else table).of_families(families)
+        return (with_further if even_shares(families, table.names, drawn) else table).of_families(families)
 
     overall, of_own = table.difference(), own_tasks(of_passed).difference()
     mde = table.mde(look.alpha) if overall else None
@@ -134,10 +134,10 @@ def judge_release(
     whole = overall is not None and overall.p <= look.alpha
     kept = of_own is not None and of_own.points > 0 and of_own.p <= look.alpha
     better = gained and (kept or (whole and not left))
-    said = f"{_figures(overall)}: {_significant(gained and whole, look)}" if overall else "nothing was compared"
-    reasons = [f"As a whole: {said}."]
+    whole_text = f"{_figures(overall)}: {_significant(gained and whole, look)}" if overall else "nothing was compared"
+    reasons = [f"As a whole: {whole_text}."]
     capabilities = {}
-    for name, families in mine.items():
+    for name, families in own_families.items():
         difference = own_tasks(families).difference()
         if difference is not None:
             capabilities[name] = difference
@@ -148,25 +148,27 @@ def judge_release(
     watched = {"overall": table.difference(level)}
     if table.names - of_passed and of_passed:
         watched[ELSEWHERE] = table.of_families(table.names - of_passed).difference(level)
-    by_family = {str(f): every.of_families({f}).difference(level) for f in sorted(every.names)}
+    by_family = {str(f): with_further.of_families({f}).difference(level) for f in sorted(with_further.names)}
     watched |= by_family
     pass_k, steady = table.pass_k(trials, level), f"pass^{trials}"
     if trials > 1:
         watched[steady] = pass_k
     falls = {name: judge_fall(name, change, rules) for name, change in watched.items()}
-    if since is not None:
-        for name in since.names:
-            falls[name] = judge_settled(name, by_family.get(name), since.of_families({name}).difference(level), rules)
-        instead = PairedTasks.of("settled", pd.concat([pair[~pair["family"].isin(since.names)], settled]))
+    if settling is not None:
+        for name in settling.names:
+            falls[name] = judge_settled(
+                name, by_family.get(name), settling.of_families({name}).difference(level), rules
+            )
+        instead = PairedTasks.of("settled", pd.concat([pair[~pair["family"].isin(settling.names)], settled]))
         others = instead.of_families(table.names - of_passed)
         changes = {ELSEWHERE: others.difference(level)}
-        if all(instead.of_families({name}).pass_k(trials, level) is not None for name in since.names):
+        if all(instead.of_families({name}).pass_k(trials, level) is not None for name in settling.names):
             changes[steady] = instead.pass_k(trials, level)  # else it would be that of the families that did not fall
         for name, change in changes.items():
             if name in falls and falls[name].kind is FallKind.UNCLEAR:
                 falls[name] = judge_settled(name, watched[name], change, rules)
     for name in ("overall", *by_family):
-        played = since if since is not None and name in since.names else every
+        played = settling if settling is not None and name in settling.names else with_further
         played = table if name == "overall" else played.of_families({name})
         lost = judge_lost(name, played.lost(), len(played.families), rules)
         if lost.blocks and not falls[name].blocks:

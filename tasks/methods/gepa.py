@@ -91,7 +91,7 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
 def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
     """TRACE on the prompt that GEPA found. Behind another prompt the base's episodes are others: none is lent, and what
     GEPA has played is copied into no round, for what it cost alone."""
-    prompting, told = evolve(context, run.episodes // 2)
+    prompting, notes = evolve(context, run.episodes // 2)
     home = context.settings.folder / "trace-gepa"
     target = behind(context.target, prompting)
     own = open_round(context.settings.model_copy(update={"home": home}), base=context.base, target=target)
@@ -106,7 +106,7 @@ def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
         with whole.working():
             rollout.do(own)
             answer = play_round(run, own, whole)
-        return replace(answer, notes=(*told, *answer.notes), account=whole)
+        return replace(answer, notes=(*notes, *answer.notes), account=whole)
     except BaseException:
         close_round(own)
         raise

@@ -79,8 +79,8 @@ def new_candidate(
     candidate). Raises `ConfigurationError` for members that are not whole, stand on another base, or are not the
     stored adapters, and for a parent on another base or other data.
     """
-    given = {capability: dict(members[capability]) for capability in sorted(members)}
-    moves.check_members(given)
+    sorted_members = {capability: dict(members[capability]) for capability in sorted(members)}
+    moves.check_members(sorted_members)
     why = "" if parent is None else apart(parent, basis)
     if parent is not None and why:
         raise ConfigurationError(
@@ -89,9 +89,9 @@ def new_candidate(
         )
     parent_id = None if parent is None else parent.id
     with store.transaction() as connection:
-        moves.check_adapters(connection, given, basis)
+        moves.check_adapters(connection, sorted_members, basis)
         for known in rows(connection, ReleaseRow, {"target": target, "round_id": round_id, "parent_id": parent_id}):
-            same = known.members == given and known.router == router
+            same = known.members == sorted_members and known.router == router
             if same and (round_id is not None or known.state == ReleaseState.CANDIDATE):
                 return known
         table = TABLES[ReleaseRow.TABLE]
@@ -106,7 +106,7 @@ def new_candidate(
             base=basis.base,
             base_revision=basis.base_revision,
             data_hash=basis.data_hash,
-            members=given,
+            members=sorted_members,
             router=router,
             router_path=router_path,
             state=ReleaseState.CANDIDATE,

@@ -226,7 +226,7 @@ class Stage(Generic[P, R]):
         """Claim the stage, work, and store the result; None when it is done already. While another process holds the
         stage this one plays episodes of it, or waits."""
         row = context.store.stage(context.round.id, ledger_name)
-        waited, told = 0.0, ""
+        waited, announced = 0.0, ""
         while not row.finished:
             if _claim(row):
                 return self._worked(context, row, place, work)
@@ -238,9 +238,9 @@ class Stage(Generic[P, R]):
                 raise StageHeld(
                     f"stage {ledger_name!r} is held by {owner}, which is alive; wait for it or stop that process"
                 )
-            if owner and owner != told:  # once for each that holds it, not at every look
+            if owner and owner != announced:  # once for each that holds it, not at every look
                 logger.info("stage %s is held by %s; waiting for it, or for its lease", ledger_name, owner)
-                told = owner
+                announced = owner
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
         return None

@@ -11,23 +11,23 @@ from settings_parts import CalibrationSettings
 
 
 def typical_episodes(
-    store: Store, frame: pd.DataFrame, who: str = "the agent that will train"
+    store: Store, frame: pd.DataFrame, player: str = "the agent that will train"
 ) -> tuple[dict[str, Any], ...]:
     """The worst, the median and the best episode of `frame` (of `outcomes`) by reward: name, reward, success, checks
-    and messages, without the prompt. Fewer where there are fewer episodes; `who` played them."""
+    and messages, without the prompt. Fewer where there are fewer episodes; `player` says who played them."""
     order = list(frame.sort_values(["reward", "success", "id"])["id"])
     places = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
     chosen: dict[str, str] = {}
     for name, identity in places.items():
         chosen.setdefault(identity, name)
-    said = {row.id: row.messages for row in store.trajectories(None, id=list(chosen))}
+    messages = {row.id: row.messages for row in store.trajectories(None, id=list(chosen))}
     by_id = frame.set_index("id")
     shown = []
     for identity, name in chosen.items():
         checks = store.check_frame(None, id=identity)[["name", "required", "passed", "detail"]]
         shown.append(
             {
-                "name": f"{who}, {name} episode",
+                "name": f"{player}, {name} episode",
                 "reward": float(by_id["reward"][identity]),
                 "success": bool(by_id["success"][identity]),
                 "checks": [
@@ -39,7 +39,7 @@ def typical_episodes(
                     }
                     for c in checks.head(20).itertuples(index=False)
                 ],
-                "messages": [m for m in said[identity] if m["role"] != "system"],
+                "messages": [m for m in messages[identity] if m["role"] != "system"],
             }
         )
     return tuple(shown)

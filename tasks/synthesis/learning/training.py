@@ -158,7 +158,7 @@ class _Trainer:
         context, course = self.context, self.course
         stored_before = self.storing.seconds
         with Stopwatch() as training:
-            made = train_adapter(
+            result = train_adapter(
                 limited(course.environment, context.limits, course.adapter),
                 context.backend.actor(context.probe.ids, f"{course.name}@{context.round.id}"),
                 context.base.renderer,
@@ -171,10 +171,10 @@ class _Trainer:
                 on_saved=self._put_checkpoint,
                 ready=course.ready,
             )
-        context.environment.seconds += made.environment_seconds
+        context.environment.seconds += result.environment_seconds
         stored = self.storing.seconds - stored_before
-        context.model.seconds += training.seconds - stored - made.environment_seconds
-        return made
+        context.model.seconds += training.seconds - stored - result.environment_seconds
+        return result
 
     def _store_step(self, record: StepRecord) -> None:
         self.context.still_ours()
