@@ -267,7 +267,7 @@ def test_names_of_policies_and_targets() -> None:
         "vertex_ai/model@2025": ("chat", "vertex_ai/model@2025", ""),
     }
     for text, hint in (("orcale", "did you mean oracle[?]"), ("nomodel", "OWNER/NAME, or local:nomodel")):
-        with pytest.raises(ConfigurationError, match=f"policy '{text}' is no folder .*{hint}"):
+        with pytest.raises(ConfigurationError, match=f"policy '{text}' is neither a folder .*{hint}"):
             parse_policy(text)
     assert parse_policy("vllm:http://h:8000/v1#base").api_base == "http://h:8000/v1"
     assert expand("tau2") == ["tau2:airline", "tau2:retail", "tau2:telecom"]
