@@ -17,7 +17,7 @@ from report_samples import (
     within_noise,
 )
 
-from tasks.measuring.gate_plan import GateRules
+from tasks.measuring.gate_plan import GateRules, Look
 from tasks.measuring.gate_rules import judge_release
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import deciding_reason, headline, tone
@@ -161,7 +161,7 @@ def test_the_reason_that_decides_is_one_that_blocks(
     if settled is not None:
         settled["task"] = "more-" + settled["task"]
     own = {"set_address": ("address",)}
-    decision = judge_release(pd.concat([GAIN, *pair]), GateRules(), 0.05, 1, own, settled=settled, left=left)
+    decision = judge_release(pd.concat([GAIN, *pair]), GateRules(), Look(0.05), 1, own, settled=settled, left=left)
     said = deciding_reason(str(decision.verdict), list(decision.reasons))
     assert said.startswith(why)
     assert said in decision.fallen.values()
