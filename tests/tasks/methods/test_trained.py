@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -161,6 +161,20 @@ def test_reference_solutions_that_cannot_be_learnt_leave_the_base(
             )
 
 
+def iterating(monkeypatch: pytest.MonkeyPatch, solved: Sequence[str]) -> Any:
+    """A context in which iterations learn from what is `solved` so far."""
+    monkeypatch.setattr(iterated_file, "training_settings", lambda settings: None)
+    monkeypatch.setattr(iterated_file, "picked", lambda *given: solved)
+    monkeypatch.setattr(iterated_file, "success_of", lambda *given: 0.1)
+    monkeypatch.setattr(iterated_file, "one_adapter", lambda context, name, identity: Answer(context, lineup=identity))
+    return SimpleNamespace(
+        settings=None,
+        store=SimpleNamespace(trajectory_frame=lambda *given, **more: None),
+        registry=SimpleNamespace(end_run=lambda run: None),
+        result=lambda kind: SimpleNamespace(trajectories=[]),
+    )
+
+
 @pytest.mark.parametrize(("fails", "whose"), [(1, "the bare base"), (2, "the adapter of iteration 1")])
 def test_an_iteration_that_cannot_be_learnt_from_leaves_what_the_one_before_has_made(
     monkeypatch: pytest.MonkeyPatch, fails: int, whose: str
@@ -171,16 +185,7 @@ def test_an_iteration_that_cannot_be_learnt_from_leaves_what_the_one_before_has_
         return SimpleNamespace(adapter=SimpleNamespace(id=name), run="")
 
     monkeypatch.setattr(iterated_file, "learn", learn)
-    monkeypatch.setattr(iterated_file, "training_settings", lambda settings: None)
-    monkeypatch.setattr(iterated_file, "picked", lambda *given: ["a success"])
-    monkeypatch.setattr(iterated_file, "success_of", lambda *given: 0.1)
-    monkeypatch.setattr(iterated_file, "one_adapter", lambda context, name, identity: Answer(context, lineup=identity))
-    context: Any = SimpleNamespace(
-        settings=None,
-        store=SimpleNamespace(trajectory_frame=lambda *given, **more: None),
-        registry=SimpleNamespace(end_run=lambda run: None),
-        result=lambda kind: SimpleNamespace(trajectories=[]),
-    )
+    context = iterating(monkeypatch, ["a success"])
     played: list[int] = []
     answer = iterated_file._iterated(context, "it", [8, 8, 8], lambda n, count, latest: [str(played.append(n))])
     assert played == [*range(1, fails + 1)]
@@ -193,16 +198,7 @@ def test_an_iteration_without_a_success_does_not_end_what_the_budget_pays_for(mo
     there: list[str] = []
     learnt = SimpleNamespace(adapter=SimpleNamespace(id="third"), run="")
     monkeypatch.setattr(iterated_file, "learn", lambda *given: learnt)
-    monkeypatch.setattr(iterated_file, "training_settings", lambda settings: None)
-    monkeypatch.setattr(iterated_file, "picked", lambda *given: there)
-    monkeypatch.setattr(iterated_file, "success_of", lambda *given: 0.0)
-    monkeypatch.setattr(iterated_file, "one_adapter", lambda context, name, identity: Answer(context, lineup=identity))
-    context: Any = SimpleNamespace(
-        settings=None,
-        store=SimpleNamespace(trajectory_frame=lambda *given, **more: None),
-        registry=SimpleNamespace(end_run=lambda run: None),
-        result=lambda kind: SimpleNamespace(trajectories=[]),
-    )
+    context = iterating(monkeypatch, there)
     played: list[tuple[int, Any]] = []
 
     def play(number: int, count: int, latest: Any) -> list[str]:
