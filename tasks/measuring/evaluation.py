@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
@@ -124,10 +125,8 @@ def run_evaluation(
         store, Origin(spec.called, spec.target.data_hash), loaded.policy, loaded.renderer, loaded.window,
         replace(EVALUATION, workers=workers, cap=cap, flushed=put_spent),
     )  # fmt: skip
-    tasks = spec.tasks
-    adapters = loaded.choose(tasks) if loaded.choose else [loaded.adapter] * len(tasks)
-    chosen = list(zip(tasks, adapters, strict=True))
-    episodes = [Episode("", task, spec.seed, k, adapter) for task, adapter in chosen for k in range(spec.trials)]
+    adapters = _acting(store, identity, loaded, tasks := spec.tasks)
+    episodes = [Episode("", task, spec.seed, k, adapters[task.id]) for task in tasks for k in range(spec.trials)]
     played = engine.play(ground, episodes, f"{loaded.name.text} on {spec.called} {spec.split}")
     ids = list(dict.fromkeys(played.ids))
     run = EvaluationRun(identity, ids, played.resumed, played.played, stopped=played.stopped)
@@ -136,6 +135,19 @@ def run_evaluation(
     run.seconds = time.monotonic() - began
     run.answered_by = sorted(loaded.chat.answered_by) if loaded.chat else []
     return run
+
+
+def _acting(store: Store, identity: str, loaded: LoadedPolicy, tasks: Sequence[TargetTask]) -> dict[str, str | None]:
+    """The adapter of each task by its id: of a release the one that has played it in this evaluation, else the router's
+    choice. A router may decide otherwise beside other tasks, and a task would be in the evaluation twice."""
+    if loaded.choose is None:
+        return {task.id: loaded.adapter for task in tasks}
+    names = {loaded.policy.identity(name).id: name for name in (None, *loaded.adapters)}
+    columns = ["task_id", "policy_id"]
+    played = store.trajectory_frame(None, columns=columns, group_id=identity, error_boundary=None)
+    acted = {str(task): names[by] for task, by in played[columns].itertuples(index=False) if by in names}
+    owed = [task for task in tasks if task.id not in acted]
+    return acted | dict(zip((task.id for task in owed), loaded.choose(owed), strict=True))
 
 
 def _adapter_row(store: Store, loaded: LoadedPolicy) -> str | None:

@@ -265,10 +265,14 @@ def _stored(store: Store, what: str, which: Mapping[str, Any], target: str, stat
             "success": rows["success"].where(~lost).astype(float),
         }
     ).reset_index(drop=True)
+    # What was lost and then played by another adapter has one result.
+    again = frame.sort_values("success", kind="stable").duplicated(["task", "trial"])
+    frame = frame[~again | frame["success"].notna()].reset_index(drop=True)
     twice = frame[frame.duplicated(["task", "trial"])]
     if len(twice):
         task, trial = twice[["task", "trial"]].iloc[0]
-        raise StoreError(f"{what} has task {task!r} trial {trial} twice under different policies; compare evaluations")
+        hint = "play it again with --fresh" if "group_id" in which else "compare evaluations"
+        raise StoreError(f"{what} has task {task!r} trial {trial} twice under different policies; {hint}")
     # A single evaluation was asked for by name, whatever its split.
     gated = rows["split"].eq("validation") & ("group_id" not in which)
     routed = _routed(store, which["adapter_id"], rows, target) if "adapter_id" in which else frozenset[str]()

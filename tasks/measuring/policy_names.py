@@ -70,8 +70,9 @@ class PolicyOptions:
 class LoadedPolicy:
     """A policy ready to play. `renderer` and `adapter` are a token policy's (`served` is the adapter's name in the
     registry), `context` is in tokens where it is known, `chat` is the policy once more if it is an API model's. A
-    release has its number in `release` (0: the bare base), `choose`, which gives each task's adapter, and `acting`, the
-    identity of the whole. `close` ends threads and connections; a policy on servers takes its adapters from them."""
+    release has its number in `release` (0: the bare base), `choose`, which gives each task's adapter (None, or one of
+    `adapters`), and `acting`, the identity of the whole. `close` ends threads and connections; a policy on servers
+    takes its adapters from them."""
 
     name: PolicyName
     policy: TokenPolicy | MessagePolicy
@@ -83,6 +84,7 @@ class LoadedPolicy:
     context: int | None = None
     chat: ChatPolicy | None = None
     choose: Callable[[Sequence[TargetTask]], list[str | None]] | None = None
+    adapters: tuple[str, ...] = ()
     acting: PolicyIdentity | None = None
     release: int | None = None
     close: Callable[[], None] = lambda: None

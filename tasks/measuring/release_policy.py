@@ -88,6 +88,7 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
         window=2 * policy.rows,
         context=policy.context,
         choose=choose,
+        adapters=tuple(names.values()),
         acting=replace(policy.identity(), adapter=f"release-{release.number}-{what}"),
         release=release.number,
         close=policy.close,
