@@ -34,6 +34,7 @@ from tasks.releases.lookup import (
     releases_of,
     replaced_lineage,
     stored_release,
+    version_name,
 )
 from tasks.releases.publication import check_files, member_adapters, publish, release_router
 from tasks.unattended.servers import ask, mlflow_at
@@ -166,8 +167,8 @@ def rollback(
 ) -> ReleaseRow | None:
     """Make an earlier release live again, and return it; None: the bare base answers again.
 
-    Without `to` it is the nearest ancestor of the live one that was not rolled back itself, or, where the first of them
-    began a new lineage, what that one replaced; `to` 0 is the bare base.
+    Without `to` it is the nearest ancestor of the live one that was not rolled back itself and holds no barred adapter,
+    or, where the first of them began a new lineage, what that one replaced; `to` 0 is the bare base.
     Adapters that are in the release rolled back and not in the restored one are barred from automatic promotion until
     a person allows them. Who names a release in `to` allows its own. `expected` is the id of the release that is to be
     left, where the caller has judged that one.
@@ -242,9 +243,10 @@ def _destination(store: Store, target: str, to: int | None) -> tuple[ReleaseRow,
         back = live
         while back.parent_id is not None:
             back = stored_release(store, back.parent_id)
-            if back.state == ReleaseState.RETIRED and base_name(back) == base_name(live):
+            if back.state == ReleaseState.RETIRED and base_name(back) == base_name(live) and _allowed(store, back):
                 return live, back
-        return live, replaced_lineage(store, back)
+        replaced = replaced_lineage(store, back)
+        return live, replaced if replaced is not None and _allowed(store, replaced) else None
     if to == 0:
         return live, None
     back = release_numbered(store, target, to)
@@ -258,3 +260,16 @@ def _destination(store: Store, target: str, to: int | None) -> tuple[ReleaseRow,
         )
     check_same_base(back, live)
     return live, back
+
+
+def _allowed(store: Store, ancestor: ReleaseRow) -> bool:
+    """Whether none of its adapters is barred: no round could go on from it. One that is passed over is told."""
+    bars = barred(store, ancestor.target)
+    held = [version_name(c, m) for c, m in ancestor.members.items() if m["sha256"] in bars]
+    if held:
+        logger.warning(
+            "release %d of %s is passed over: %s is barred from automatic promotion; to go back to it all the same: "
+            "trace-agent rollback --to %d --target %s",
+            ancestor.number, ancestor.target, ", ".join(held), ancestor.number, ancestor.target,
+        )  # fmt: skip
+    return not held

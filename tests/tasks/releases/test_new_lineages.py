@@ -1,4 +1,4 @@
-"""The first release of a lineage has no parent: what it may replace, and what a rollback from it leads to."""
+"""The first release of a lineage has no parent: what it may replace; what a rollback leads to, and what it passes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from db import GatePlanRow, ReleaseState
 from errors import ConfigurationError
-from tasks.releases.lifecycle import promote, rollback
+from tasks.releases.lifecycle import barred, promote, rollback
 from tests.tasks.releases.release_homes import Home
 
 
@@ -51,4 +51,41 @@ def test_a_new_lineage_is_not_left_for_what_was_rolled_back(home: Home) -> None:
     rollback(home.store, home.registry, home.target)
     home.promoted({"cancel": home.member("cancel")}, data_hash="data-2")
     assert rollback(home.store, home.registry, home.target) is None
+    home.check()
+
+
+def test_a_rollback_passes_an_ancestor_over_that_holds_a_barred_adapter(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From there no round could go on: every candidate that inherits the adapter is refused."""
+    good, bad = home.member("refund"), home.member("cancel")
+    home.promoted({"refund": good})
+    home.promoted({"refund": good, "cancel": bad})
+    waiting = home.candidate({"refund": good, "exchange": home.member("exchange")})
+    home.promoted({"refund": good, "cancel": bad, "track": home.member("track")})
+    rollback(home.store, home.registry, home.target, to=1)
+    promote(home.store, home.registry, waiting.id, "by me", by_hand=True)
+    assert home.states() == {1: "retired", 2: "retired", 3: "live", 4: "rolled-back"}
+    assert bad["sha256"] in barred(home.store, home.target)
+    assert rollback(home.store, home.registry, home.target).number == 1  # type: ignore[union-attr]
+    assert f"release 2 of {home.target} is passed over: cancel@v1-{bad['sha256'][:8]} is barred" in caplog.text
+    assert "trace-agent rollback --to 2" in caplog.text
+    home.check()
+    next_night = home.candidate({"refund": good, "exchange": home.member("exchange")})
+    assert promote(home.store, home.registry, next_night.id, "better").state == ReleaseState.LIVE
+    # Who names it in `to` allows it.
+    assert rollback(home.store, home.registry, home.target, to=2).number == 2  # type: ignore[union-attr]
+    assert bad["sha256"] not in barred(home.store, home.target)
+    home.check()
+
+
+def test_a_new_lineage_is_not_left_for_what_holds_a_barred_adapter(home: Home) -> None:
+    bad, other = home.member("refund"), home.member("cancel")
+    home.promoted({"refund": bad})
+    home.promoted({"cancel": other}, parent=None, data_hash="data-2")
+    home.promoted({"cancel": other, "refund": bad}, data_hash="data-2")
+    assert rollback(home.store, home.registry, home.target).number == 2  # type: ignore[union-attr]
+    assert set(barred(home.store, home.target)) == {bad["sha256"]}
+    assert rollback(home.store, home.registry, home.target) is None
+    assert home.states() == {1: "retired", 2: "rolled-back", 3: "rolled-back"}
     home.check()
