@@ -27,7 +27,7 @@ from typing import Any
 from supervisor.xmlrpc import SupervisorTransport
 
 from errors import ConfigurationError, StoreError
-from flows.session import alone_in, end_session
+from flows.session import alone_in, end_session, until_stopped
 from models.serving.gateway.settings import check_port
 from settings import Settings, writable_folder
 
@@ -207,8 +207,9 @@ class Services:
             command, quiet = [sys.executable, "-m", "supervisor.supervisord", "-c", str(file)], subprocess.DEVNULL
             process = subprocess.Popen(command, env=self.environment(), start_new_session=True, stdout=quiet)
             try:
-                self.wait(lambda: running(self.socket), "supervisor", process)
-                yield self.connection()
+                self.wait(lambda: running(self.socket) or process.poll() == 0, "supervisor", process)
+                with until_stopped(lambda: running(self.socket)):
+                    yield self.connection()
             finally:
                 status = end(process, self.socket)
         if status not in (0, -signal.SIGTERM):
@@ -222,11 +223,11 @@ class Services:
         return self.folder / f"{name}.log"
 
     def wait(self, ready: Callable[[], bool], what: str, process: Any = None) -> None:
-        """Return when it is ready. Raises `StoreError` with the end of its log when it is not in time."""
+        """Return when it is ready. Raises `StoreError` with the end of its log when it is late, or has ended."""
         deadline = time.monotonic() + SECONDS_TO_START
         while not ready():
             dead = process is not None and process.poll() is not None
-            if dead or time.monotonic() > deadline:
+            if dead or time.monotonic() > deadline or (process is None and not running(self.socket)):
                 log = self.log(what)
                 tail = log.read_text(errors="replace")[-1500:] if log.is_file() else "no log"
                 raise StoreError(f"{what} {'ended' if dead else 'is not healthy'}; its log {log} ends: {tail}")
@@ -238,9 +239,9 @@ class Services:
             self.wait(lambda name=name: answers(self.health[name]), name)  # type: ignore[misc]
 
     def in_time(self, name: str) -> bool:
-        """Whether a service is healthy before `wait_for` would give it up; the wait ends with supervisor, too."""
+        """Whether a service is healthy before `wait_for` would give it up."""
         with suppress(StoreError):
-            self.wait(lambda: answers(self.health[name]) or not running(self.socket), name)
+            self.wait_for(name)
         return answers(self.health[name])
 
     def make_deployments(self) -> None:

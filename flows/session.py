@@ -7,13 +7,15 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+import xmlrpc.client
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
 
-from errors import ConfigurationError
+from errors import ConfigurationError, StoreError
 
 logger = logging.getLogger("trace")
 
@@ -36,6 +38,28 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
+
+
+def held(folder: Path) -> bool:
+    """Whether another process is `alone_in` a folder: its supervisor starts, runs, or ends."""
+    try:
+        with alone_in(folder):
+            return False
+    except ConfigurationError:
+        return True
+    except OSError:  # there is no such folder, or it is somebody else's
+        return False
+
+
+@contextmanager
+def until_stopped(running: Callable[[], bool]) -> Iterator[None]:
+    """End a block without an error that fails because its supervisor is not `running` any more: `trace-agent down`
+    stops what only starts, too. Whether it was stopped or has failed, its exit status says."""
+    try:
+        yield
+    except (OSError, HTTPException, xmlrpc.client.Error, StoreError):
+        if running():
+            raise
 
 
 def end_session(leader: int, seconds: float) -> None:

@@ -107,12 +107,26 @@ def up(
 
 
 def down(home: Home = None) -> None:
-    """Stop what 'trace-agent up' started for a home."""
-    from errors import ConfigurationError
-    from flows.services import Ports, Services, stop
+    """Stop what 'trace-agent up' started for a home, also while it starts."""
+    import time
+
+    from errors import ConfigurationError, StoreError
+    from flows.services import SECONDS_TO_STOP, Ports, Services, stop
+    from flows.session import held
     from settings import load_settings
 
     settings = load_settings(home=home)
-    if not stop(Services(settings, Ports()).socket):
-        raise ConfigurationError(f"no services run for {settings.folder}; 'trace-agent up' starts them")
+    services, deadline, seen = Services(settings, Ports()), time.monotonic() + SECONDS_TO_STOP, False
+    while not stop(services.socket):
+        if not held(services.folder):
+            if seen:  # it has ended meanwhile
+                break
+            raise ConfigurationError(f"no services run for {settings.folder}; 'trace-agent up' starts them")
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"a 'trace-agent up' holds {services.folder} and neither listens nor ends; look at the logs there, and "
+                "end that process"
+            )
+        seen = True
+        time.sleep(0.1)
     typer.echo(f"the services of {settings.folder} are stopped")
