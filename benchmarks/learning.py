@@ -76,7 +76,7 @@ def show(context: Context, families: Sequence[str], count: int, passes: int) -> 
     """The adapter that has learnt `count` reference solutions of each family: its folder and its digest."""
     environment = environment_of(context, tuple(families))
     prompt = first_opening(context.target)[0]
-    shown = demonstrations(environment, context.base.renderer, prompt, dict.fromkeys(families, count))
+    shown = demonstrations(environment, context.base, prompt, dict.fromkeys(families, count))
     learnt = learn(context, SHOWN, (), training_settings(context.settings), passes, demonstrations=shown, of=families)
     context.registry.end_run(learnt.run)
     return context.settings.folder / str(learnt.adapter.path), str(learnt.adapter.sha256)

@@ -108,7 +108,7 @@ def cloned_adapter(context: Context) -> AdapterRow | None:
     at = context.round
     spec = CompositionSpec(at.target, at.data_hash, DEMONSTRATIONS, tuple(families), seed=at.seed)
     prompt, environment = first_opening(target)[0], ComposedEnvironment(target, spec)
-    shown = demonstrations(environment, context.base.renderer, prompt, dict.fromkeys(families, count))
+    shown = demonstrations(environment, context.base, prompt, dict.fromkeys(families, count))
     if not shown:
         return None
     settings, passes = training_settings(context.settings), context.settings.train.generalist or PASSES

@@ -28,6 +28,7 @@ from db import GENERALIST, AdapterRow, CapabilityRow, SelectionRow, TrajectoryRo
 from environments.contract import Generators, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
+from errors import Untrainable
 from models.episodes import Episode
 from models.training.records import TrainingSettings
 from tasks.measuring.lineup import champion_of, held, load_member, try_on_diagnosis
@@ -173,7 +174,8 @@ def calibrated_by_parts(context: Context) -> CalibrateResult:
 
 
 def learn_generalist(context: Context, environment_id: str, settings: TrainingSettings) -> Learnt | None:
-    """The round's generalist; None where there is nothing to learn from."""
+    """The round's generalist; None where there is nothing to learn from. Raises `Untrainable` where all that there is
+    does not fit the base's context."""
     train = context.settings.train
     try_on_diagnosis(context, _parts(context))
     environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
@@ -182,7 +184,13 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
         show_missing(context, environment)
     found = successes(context)
     owed = _owed(environment, found, train.demonstrations)
-    shown = demonstrations(environment, context.base.renderer, first_opening(context.target)[0], owed)
+    try:
+        shown = demonstrations(environment, context.base, first_opening(context.target)[0], owed)
+    except Untrainable as problem:
+        if not found:
+            raise
+        logger.warning("the generalist learns from what has succeeded alone: %s", problem)
+        shown = []
     if not found and not shown:
         return None
     return learn(context, GENERALIST, found, settings, train.generalist, environment_id, shown, list(owed))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from environments.synthesized.composed import ComposedEnvironment, CompositionSp
 from environments.synthesized.hints import solved
 from environments.targets.shop.families import FAMILIES
 from environments.targets.shop.target import target
+from errors import Untrainable
 from models.local.base import embedded_folder
 from models.renderer import Conversation, Renderer
 from tasks.round.target_prompt import first_opening
@@ -26,9 +29,10 @@ def renderer() -> Renderer:
     return Renderer(AutoTokenizer.from_pretrained(embedded_folder()))
 
 
-def shown(renderer: Renderer, families: tuple[str, ...], count: int) -> list[Conversation]:
+def shown(renderer: Renderer, families: tuple[str, ...], count: int, context: int = 8192) -> list[Conversation]:
     environment = ComposedEnvironment(target(), CompositionSpec("shop", target().data_hash, "x", families))
-    return demonstrations(environment, renderer, first_opening(target())[0], dict.fromkeys(families, count))
+    base: Any = SimpleNamespace(renderer=renderer, policy=SimpleNamespace(context=context))
+    return demonstrations(environment, base, first_opening(target())[0], dict.fromkeys(families, count))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,6 +66,24 @@ def test_what_fails_is_not_shown(renderer: Renderer, monkeypatch: pytest.MonkeyP
     assert 300 < len(some) <= 400, "others are drawn for those that fail, up to twice as many"
     monkeypatch.setattr(demonstrated, "solved", lambda environment, task: ())
     assert shown(renderer, ("item_price",), 12) == []
+
+
+def test_what_the_base_cannot_hold_is_left_out_and_said(renderer: Renderer, caplog: pytest.LogCaptureFixture) -> None:
+    """No policy could sample what stands behind the context, and nothing in a training would refuse it."""
+    families = ("item_price", "cancel_without_number")
+    lengths = sorted(len(made.ids) for made in shown(renderer, families, 12))
+    assert caplog.text == ""
+    most = lengths[len(lengths) // 2]
+    assert lengths[0] < most < lengths[-1]
+    with caplog.at_level(logging.WARNING, "trace"):
+        some = shown(renderer, families, 12, context=most)
+    assert 12 <= len(some) <= 24, "others are drawn for them"
+    assert max(len(made.ids) for made in some) <= most
+    (said,) = caplog.messages
+    assert f"are longer than the base's context of {most} tokens" in said
+    assert "of cancel_without_number" in said
+    with pytest.raises(Untrainable, match=rf"all 48 .* context of {lengths[0] - 1} tokens .*longer context"):
+        shown(renderer, families, 12, context=lengths[0] - 1)
 
 
 def _has(ids: list[int], part: list[int]) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from db import GENERALIST
 from environments.synthesized.hints import is_advised
 from environments.targets.shop.target import target
+from errors import Untrainable
 from models.adapters.files import CONFIG
 from models.training.lora import PROJECTIONS
 from settings import load_settings
@@ -221,6 +222,30 @@ def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     monkeypatch.setattr(generalist, "successes", lambda context: rows)
     generalist.learn_generalist(plain, "e", None)  # type: ignore[arg-type]
     assert asked[-1] == {}, "the setting is off"
+
+
+def test_without_a_solution_that_fits_the_base_it_learns_from_what_has_succeeded_and_says_so(
+    settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def too_long(*given: Any) -> None:
+        raise Untrainable("all 14 reference solutions are longer than the base's context of 10 tokens")
+
+    trained.clear()
+    context = context_of(train=SHOWN)
+    context.base = None
+    environment, _ = compose_generalist(context, target(), SUCCESS)
+    rows = [SimpleNamespace(family="item_price")]
+    monkeypatch.setattr(generalist, "try_on_diagnosis", lambda context, capabilities: None)
+    monkeypatch.setattr(generalist, "stored_environment", lambda *given: environment)
+    monkeypatch.setattr(generalist, "demonstrations", too_long)
+    monkeypatch.setattr(generalist, "learn", lambda *given: given)
+    monkeypatch.setattr(generalist, "successes", lambda context: rows)
+    learnt = generalist.learn_generalist(context, "e", None)  # type: ignore[arg-type]
+    assert (learnt[2], learnt[6]) == (rows, [])  # type: ignore[index]
+    assert "learns from what has succeeded alone: all 14 reference solutions are longer" in caplog.text
+    monkeypatch.setattr(generalist, "successes", lambda context: [])
+    with pytest.raises(Untrainable, match="context of 10 tokens"):
+        generalist.learn_generalist(context, "e", None)  # type: ignore[arg-type]
 
 
 def test_with_demonstrations_it_comes_first_unless_one_is_live(settings_folder: Any, trained: list[str]) -> None:
