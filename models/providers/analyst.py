@@ -59,6 +59,14 @@ class AnalystSettings:
         """The caps, in the form of the client's cap."""
         return Limits(self.max_calls or None, self.max_total_tokens or None, self.max_dollars or None)
 
+    @property
+    def price(self) -> tuple[float, float] | None:
+        """Dollars per million (prompt, sampled) tokens as given; None where LiteLLM's table decides, which also knows
+        what cached tokens cost."""
+        if self.prompt_price is None or self.sampled_price is None:
+            return None
+        return self.prompt_price, self.sampled_price
+
 
 class Refused(ProviderError):
     """This request is refused for good: by the model, by a filter of its provider, or as longer than its context. It
@@ -110,8 +118,7 @@ class Analyst:
                 "the analyst 'checks', which needs none"
             )
         self.settings, self.client, self._cache = settings, client, cache
-        self._price = price_of(settings.model, settings.prompt_price, settings.sampled_price)
-        if settings.max_dollars and self._price is None:
+        if settings.max_dollars and settings.price is None and price_of(settings.model) is None:
             raise ConfigurationError(
                 f"the price of {settings.model!r} is unknown: a cap of {settings.max_dollars} dollars cannot hold; "
                 "set prompt_price and sampled_price (dollars per million tokens), 0 for your own server"
@@ -221,7 +228,7 @@ class Analyst:
         warmth = question.temperature if s.send_temperature else None
         call = ModelCall(
             question.stage, s.model, messages, (), s.max_tokens, warmth, seconds, s.api_base, s.api_key_variable,
-            self._price or (0.0, 0.0), _response_format(s.structured, question.schema),
+            s.price, _response_format(s.structured, question.schema),
         )  # fmt: skip
         try:
             reply = self.client.complete(call)

@@ -309,6 +309,17 @@ def test_a_dollar_cap_without_a_price_is_refused(ask):
         ask(in_turn(good("")), prompt_price=None, sampled_price=None, max_dollars=1.0)
 
 
+def test_cached_tokens_cost_what_the_table_of_prices_says(ask):
+    """The context stands in front of every request of a round: most of its tokens are cached ones."""
+    reply = good({"answer": "yes"}, prompt_tokens=8000, sampled_tokens=100)
+    reply["body"]["usage"]["prompt_tokens_details"] = {"cached_tokens": 7000}
+    table = {"model": "openai/gpt-4.1-mini", "prompt_price": None, "sampled_price": None}
+    analyst, _, store = ask(in_turn(reply), max_dollars=1.0, **table)
+    analyst.ask(question())
+    # 0.40, 0.10 where cached, and 1.60 dollars per million tokens
+    assert store.spent(analyst.client.log.round_id)["dollars"] == pytest.approx((1000 * 0.4 + 7000 * 0.1 + 160) / 1e6)
+
+
 def test_it_can_be_asked_from_inside_an_event_loop(ask):
     analyst, _, _ = ask(in_turn(good({"answer": "yes"})))
 
