@@ -8,7 +8,8 @@ A goal is a JSON object with at least one of the first three keys:
 
 - `calls`: [{"name", "arguments"}], tool calls that must be made, in this order, with exactly these arguments;
 - `state`: {"orders.7.status": "cancelled"}, dotted paths and the values they must have in the end;
-- `says`: ["12.50"], words that the last message must hold (whole words, any case), in at most `MAX_WORDS` words;
+- `says`: ["12.50"], words that the last message must hold (whole words and numbers, any case), in at most `MAX_WORDS`
+  words;
 - `silent`: words that no message may hold;
 - `allowed`: names of tools that may be called besides (reads). Any other call that took effect fails the goal.
 """
@@ -141,4 +142,7 @@ def _lookup(state: Any, path: str) -> tuple[bool, Any]:
 
 
 def _holds(text: str, phrase: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text, re.IGNORECASE) is not None
+    """Whether a text holds a phrase as whole words, any case; a number is no part of another one ("12" of "12.50")."""
+    before = r"(?<!\d\.)" if phrase[0].isdecimal() else ""
+    after = r"(?!\.\d)" if phrase[-1].isdecimal() else ""
+    return re.search(rf"(?<!\w){before}{re.escape(phrase)}(?!\w){after}", text, re.IGNORECASE) is not None

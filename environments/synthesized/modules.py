@@ -164,8 +164,11 @@ class SandboxedEnvironment:
         if self._over:
             return Observation((), True)
         if action.tool_calls:
-            answers = tuple(self._call_tool(call) for call in action.tool_calls[:MAX_CALLS_PER_TURN])
-            return Observation(answers, self._over)
+            answers = [self._call_tool(call) for call in action.tool_calls[:MAX_CALLS_PER_TURN]]
+            # Every call has an answer: the protocol of the next request asks for it.
+            fault = f"a turn may hold {MAX_CALLS_PER_TURN} calls; this one was not made"
+            answers += [_refusal(call, fault) for call in action.tool_calls[MAX_CALLS_PER_TURN:]]
+            return Observation(tuple(answers), self._over)
         if action.malformed:
             return Observation((Message("tool", _error("the call could not be parsed: write one JSON object")),))
         return self._say(action.content)
@@ -201,7 +204,7 @@ class SandboxedEnvironment:
         fault = self._call_fault(call)
         if fault:
             self._log.append({"name": str(call.name)[:80].encode("ascii", "replace").decode(), "error": fault})
-            return Message("tool", _error(fault), tool_call_id=call.id, name=call.name)
+            return _refusal(call, fault)
         request = {"name": call.name, "arguments": dict(call.arguments)}
         answer = self.module.call("transition", self._state, request)
         if not isinstance(answer, dict) or "state" not in answer or "result" not in answer:
@@ -270,6 +273,10 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 def _error(text: str) -> str:
     return canonical_json({"error": text.encode("utf-8", "replace").decode()})
+
+
+def _refusal(call: ToolCall, fault: str) -> Message:
+    return Message("tool", _error(fault), tool_call_id=call.id, name=call.name)
 
 
 def _message(part: Any) -> Message:

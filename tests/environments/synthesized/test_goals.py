@@ -1,0 +1,46 @@
+"""What a goal takes for said, and what a turn of too many calls is answered."""
+
+from pathlib import Path
+
+import pytest
+
+from environments.contract import Action, ToolCall
+from environments.synthesized.goals import judge_goal
+from environments.synthesized.modules import MAX_CALLS_PER_TURN, SandboxedModule
+
+EXAMPLE = Path(__file__).parents[3] / "environments" / "synthesized" / "worked_examples" / "check_before_cancel.py"
+
+
+@pytest.mark.parametrize(
+    ("said", "phrase", "right"),
+    [
+        ("It costs 12.", "12", True),
+        ("It costs 12.50 in all.", "12", False),
+        ("It costs 12.50 in all.", "50", False),
+        ("It costs 12.50.", "12.50", True),
+        ("It costs 12.505.", "12.50", False),
+        ("It costs 112.50.", "12.50", False),
+        ("Order W1.7 has been sent.", "W1.7", True),
+        ("Delivered: 3.", "delivered", True),
+    ],
+)
+def test_a_number_is_not_said_by_naming_another_that_holds_it(said: str, phrase: str, right: bool) -> None:
+    for key in ("says", "silent"):
+        check = judge_goal({key: [phrase]}, {}, [{"say": said}], "tell_total")[-1]
+        assert check.passed is (right if key == "says" else not right)
+
+
+def test_every_call_of_a_turn_is_answered_also_those_that_are_too_many() -> None:
+    module = SandboxedModule(EXAMPLE.read_text())
+    try:
+        environment = module.environment()
+        environment.reset(module.scenario(0))
+        ids = [f"call_{place}" for place in range(MAX_CALLS_PER_TURN + 2)]
+        calls = tuple(ToolCall("get_order", {"order_id": "W1"}, name) for name in ids)
+        answers = environment.step(Action(tool_calls=calls)).messages
+        made, refused = answers[:MAX_CALLS_PER_TURN], answers[MAX_CALLS_PER_TURN:]
+        assert [answer.tool_call_id for answer in answers] == ids
+        assert all("was not made" in answer.content for answer in refused)
+        assert not any("was not made" in answer.content for answer in made)
+    finally:
+        module.close()
