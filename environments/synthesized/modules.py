@@ -286,23 +286,24 @@ def _message(part: Any) -> Message:
     if not isinstance(calls, list) or not all(isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls):
         raise SandboxError('tool_calls in EXAMPLES must be a list of {"name", "arguments", "id"}')
     made = tuple(ToolCall(c["name"], c["arguments"], c.get("id", "")) for c in calls)
-    return Message(part["role"], str(part.get("content", "")), made, str(part.get("tool_call_id", "")))
+    return Message(part["role"], str(part.get("content") or ""), made, str(part.get("tool_call_id", "")))
 
 
 def _action(value: Any, function: str, turn: int) -> Action | None:
     """{"calls": [{"name", "arguments"}]} or {"say": text} or null."""
     if value is None:
         return None
-    if isinstance(value, dict) and isinstance(value.get("say"), str):
-        return Action(content=value["say"])
-    calls = value.get("calls") if isinstance(value, dict) else None
+    calls, said = (value.get("calls"), value.get("say")) if isinstance(value, dict) else (None, None)
+    if isinstance(said, str) and not calls:
+        return Action(content=said)
     if (
-        not isinstance(calls, list)
+        said  # beside calls: one of the two would be lost
+        or not isinstance(calls, list)
         or not calls
         or not all(isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls)
     ):
         raise EnvironmentFault(
-            f'{function} must give {{"calls": [...]}}, {{"say": text}} or None; it gave {str(value)[:80]!r}'
+            f'{function} must give {{"calls": [...]}} or {{"say": text}}, not both, or None; it gave {str(value)[:80]!r}'
         )
     return Action(
         tool_calls=tuple(ToolCall(str(c["name"]), c["arguments"], f"call_{turn}_{i}") for i, c in enumerate(calls))

@@ -1,4 +1,4 @@
-"""What a goal takes for said, and what a turn of too many calls is answered."""
+"""What a goal takes for said; that no call of a turn is lost, neither an agent's nor an oracle's."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 from environments.contract import Action, ToolCall
 from environments.synthesized.goals import judge_goal
 from environments.synthesized.modules import MAX_CALLS_PER_TURN, SandboxedModule
+from errors import EnvironmentFault
 
 EXAMPLE = Path(__file__).parents[3] / "environments" / "synthesized" / "worked_examples" / "check_before_cancel.py"
 
@@ -44,3 +45,24 @@ def test_every_call_of_a_turn_is_answered_also_those_that_are_too_many() -> None
         assert not any("was not made" in answer.content for answer in made)
     finally:
         module.close()
+
+
+def test_an_oracle_that_calls_and_speaks_at_once_is_told_so() -> None:
+    """Its calls were left out, so that it failed in every scenario and nobody knew why."""
+    both = "    return {'calls': [{'name': 'get_order', 'arguments': {'order_id': 'W1'}}], 'say': 'One moment.'}\n"
+    module = SandboxedModule(EXAMPLE.read_text() + "\n\ndef oracle(scenario, state, log):\n" + both)
+    try:
+        environment = module.environment()
+        environment.reset(module.scenario(0))
+        with pytest.raises(EnvironmentFault, match="not both"):
+            environment.oracle()
+    finally:
+        module.close()
+
+
+def test_a_worked_message_without_words_says_nothing() -> None:
+    call = "{'name': 'get_order', 'arguments': {}, 'id': 'c'}"
+    shown = f"EXAMPLES = [{{'role': 'assistant', 'content': None, 'tool_calls': [{call}]}}]\n"
+    module = SandboxedModule(EXAMPLE.read_text() + shown)
+    module.close()
+    assert [message.content for message in module.examples] == [""]
