@@ -303,7 +303,7 @@ def _action(value: Any, function: str, turn: int) -> Action | None:
         or not all(isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls)
     ):
         raise EnvironmentFault(
-            f'{function} must give {{"calls": [...]}} or {{"say": text}}, not both, or None; it gave {str(value)[:80]!r}'
+            f'{function} must give {{"calls": [...]}} or {{"say": text}}, not both, or None; not {str(value)[:80]!r}'
         )
     return Action(
         tool_calls=tuple(ToolCall(str(c["name"]), c["arguments"], f"call_{turn}_{i}") for i, c in enumerate(calls))
