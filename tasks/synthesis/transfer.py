@@ -3,14 +3,17 @@ on which the capability was found lacking. Success that rises in the environment
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from db import SelectionRow, Store, row_id
+from db import LabelRow, SelectionRow, Store, row_id
 from environments.contract import TargetTask
 from models.episodes import Episode
+from tasks.mining.labels import LACKING
+from tasks.mining.selection import EVIDENCE
 from tasks.round.results import RolloutResult, TransferFigures
 from tasks.round.stored import StoredRound
 from tasks.synthesis.author_feedback import typical_episodes
@@ -29,18 +32,24 @@ def first_third(steps: int) -> int | None:
 
 
 def failed_tasks(stored: StoredRound, capability: str, tasks: Sequence[TargetTask]) -> list[TargetTask]:
-    """Of the round's diagnosis `tasks`, those that failed for lack of the capability, most votes first; none where the
-    round has neither rolled out nor selected."""
+    """Of the round's diagnosis `tasks`, those that failed for lack of the capability, most votes first, at most
+    `EVIDENCE`; none where the round has neither rolled out nor selected.
+
+    What is kept as evidence comes first, then what was labelled alike: with several trials a task the evidence alone
+    is often of fewer tasks than the verdict needs."""
     identity = row_id(stored.round.id, capability)
     selected = stored.store.row(SelectionRow, round_id=stored.round.id, capability_id=identity)
     if selected is None or stored.found(RolloutResult) is None:
         return []
-    ids = [str(evidence["id"]) for evidence in selected.evidence]
-    frame = stored.store.trajectory_frame(None, id=ids)
-    task_of = dict(zip(frame["id"], frame["task_id"], strict=True))
+    labels = stored.store.rows(LabelRow, round_id=stored.round.id, capability_id=identity, label=LACKING)
+    votes = Counter(label.trajectory_id for label in labels)
+    others = sorted(votes, key=lambda trajectory: (-votes[trajectory], trajectory))
+    ids = list(dict.fromkeys([*(str(evidence["id"]) for evidence in selected.evidence), *others]))
+    frame = stored.store.trajectory_frame(None, id=ids, columns=["id", "task_id", "success"])
+    task_of = {row.id: row.task_id for row in frame.itertuples() if not row.success}
     by_id = {task.id: task for task in tasks}
     names = dict.fromkeys(task_of[i] for i in ids if i in task_of)
-    return [by_id[name] for name in names if name in by_id]
+    return [by_id[name] for name in names if name in by_id][:EVIDENCE]
 
 
 def target_episodes(tasks: Sequence[TargetTask], most: int, seed: int, adapter: str | None) -> list[Episode]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from db import CapabilityRow, EnvironmentRow, EnvironmentState, SelectionRow, open_store, row_id
+from db import CapabilityRow, EnvironmentRow, EnvironmentState, LabelRow, SelectionRow, open_store, row_id
 from environments.contract import TargetTask
 from tasks.round.results import RolloutResult, TrainResult
 from tasks.round.rollouts import outcomes
@@ -95,6 +95,25 @@ def test_the_tasks_are_those_whose_failures_lacked_the_capability(stored: Stored
     shop = Shop(stored.store)
     shop.stage(stored.round, RolloutResult(trajectories=["a"], lost=0, success=0.0))
     assert [task.id for task in failed_tasks(stored, CAPABILITY, tasks)] == ["task-2", "task-1"]
+
+
+def test_trials_of_few_tasks_do_not_crowd_the_others_out(stored: StoredRound) -> None:
+    """Ten trajectories are evidence: where they are of three tasks there is no verdict, and all is paid in vain."""
+    at, store = stored.round, stored.store
+    identity = row_id(at.id, CAPABILITY)
+    names = [f"{task:02}-{trial}" for task in range(12) for trial in range(4)]
+    solved = {"11-0", "11-1", "11-2", "11-3"}  # lacking, and solved all the same
+    rows = [trajectory(at.id, n, task_id=f"task-{n[:2]}", success=n in solved, trial=int(n[-1])) for n in names]
+    store.add_trajectories(rows)
+    votes = [(run, name) for run in range(10) for name in names] + [(10, "05-1")]
+    store.put(
+        [LabelRow(round_id=at.id, run=r, trajectory_id=n, capability_id=identity, label="LACKING") for r, n in votes]
+    )
+    evidence = [{"id": "05-1", "votes": 11}, *({"id": name, "votes": 10} for name in names[:9])]
+    store.put([SelectionRow(round_id=at.id, capability_id=identity, selected=True, evidence=evidence)])
+    Shop(store).stage(at, RolloutResult(trajectories=names, lost=0, success=0.0))
+    found = failed_tasks(stored, CAPABILITY, [TargetTask(f"task-{i:02}", "diagnosis", "f", i) for i in range(12)])
+    assert [task.id[-2:] for task in found] == ["05", "00", "01", "02", "03", "04", "06", "07", "08", "09"]
 
 
 def accepted(stored: StoredRound, kind: str) -> str:
