@@ -112,7 +112,7 @@ def judge_goal(goal: Mapping[str, Any], state: Any, log: Sequence[Mapping[str, A
     checks.append(Check("no_other_calls", kind, bool(extra), not extra, ", ".join(map(str, extra[:5]))))
     for path, value in goal.get("state", {}).items():
         present, actual = _lookup(state, path)
-        right = present and canonical_json(actual) == canonical_json(value)
+        right = present and _same(actual, value)
         checks.append(Check(f"state_{path}", kind, True, right, "" if right else f"is {actual!r}"[:200]))
     last = said[-1] if said else ""
     brief = len(last.split()) <= MAX_WORDS
@@ -125,8 +125,21 @@ def judge_goal(goal: Mapping[str, Any], state: Any, log: Sequence[Mapping[str, A
 
 
 def _same_call(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    # By canonical text, because in Python True == 1 == 1.0.
-    return made["name"] == wanted["name"] and canonical_json(made["arguments"]) == canonical_json(wanted["arguments"])
+    return made["name"] == wanted["name"] and _same(made["arguments"], wanted["arguments"])
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal: 12 and 12.0 are one number, true and 1 are not (in Python they are)."""
+    return canonical_json(_whole(one)) == canonical_json(_whole(other))
+
+
+def _whole(value: Any) -> Any:
+    """The value with whole numbers as integers: which of the two forms a number has, nobody is told."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _whole(part) for key, part in value.items()}
+    return [_whole(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _lookup(state: Any, path: str) -> tuple[bool, Any]:

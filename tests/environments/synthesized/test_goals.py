@@ -1,4 +1,4 @@
-"""What a goal takes for said; that no call of a turn is lost, neither an agent's nor an oracle's."""
+"""What a goal takes for said and for equal; that no call of a turn is lost, neither an agent's nor an oracle's."""
 
 from pathlib import Path
 
@@ -29,6 +29,17 @@ def test_a_number_is_not_said_by_naming_another_that_holds_it(said: str, phrase:
     for key in ("says", "silent"):
         check = judge_goal({key: [phrase]}, {}, [{"say": said}], "tell_total")[-1]
         assert check.passed is (right if key == "says" else not right)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "same"),
+    [(12, 12.0, True), (12.0, 12, True), ([1, {"a": 2.0}], [1.0, {"a": 2}], True), (12.5, 12, False), (True, 1, False)],
+)
+def test_a_whole_number_is_the_same_however_it_is_written(given: object, wanted: object, same: bool) -> None:
+    """An agent that refunds 12 has refunded the 12.0 that the module has computed."""
+    goal = {"calls": [{"name": "refund", "arguments": {"amount": wanted}}], "state": {"paid": wanted}}
+    made = {"name": "refund", "arguments": {"amount": given}, "result": "ok"}
+    assert [c.passed for c in judge_goal(goal, {"paid": given}, [made], "refund_exactly")] == [same] * 3
 
 
 def test_every_call_of_a_turn_is_answered_also_those_that_are_too_many() -> None:
