@@ -155,7 +155,8 @@ def _lookup(state: Any, path: str) -> tuple[bool, Any]:
 
 
 def _holds(text: str, phrase: str) -> bool:
-    """Whether a text holds a phrase as whole words, any case; a number is no part of another one ("12" of "12.50")."""
+    """Whether a text holds a phrase as whole words, any case; a number is no part of another one: "12" is said by
+    "12.00", and not by "12.50"."""
     before = r"(?<!\d\.)" if phrase[0].isdecimal() else ""
-    after = r"(?!\.\d)" if phrase[-1].isdecimal() else ""
+    after = r"(?!\.0*[1-9])" if phrase[-1].isdecimal() else ""
     return re.search(rf"(?<!\w){before}{re.escape(phrase)}(?!\w){after}", text, re.IGNORECASE) is not None

@@ -19,6 +19,8 @@ EXAMPLE = Path(__file__).parents[3] / "environments" / "synthesized" / "worked_e
         ("It costs 12.50 in all.", "12", False),
         ("It costs 12.50 in all.", "50", False),
         ("It costs 12.50.", "12.50", True),
+        ("It costs 12.00 in all.", "12", True),
+        ("It costs 12.005 in all.", "12", False),
         ("It costs 12.505.", "12.50", False),
         ("It costs 112.50.", "12.50", False),
         ("Order W1.7 has been sent.", "W1.7", True),
