@@ -97,6 +97,9 @@ class TrainSettings(Part):
     groups: int = Field(6, ge=1)
     group_size: int = Field(8, ge=2)
     collections: int = Field(3, ge=1, description="how often groups with equal rewards are replaced")
+    patience: int = Field(
+        0, ge=0, description="how often more where none could be learnt from yet, before the training ends"
+    )
     solved: float = Field(0.95, gt=0, le=1, description="mean success over two steps at which training ends early")
     rank: int = Field(16, ge=1)
     alpha: int = Field(32, ge=1)

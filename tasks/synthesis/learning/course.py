@@ -33,8 +33,8 @@ logger = logging.getLogger("trace")
 @dataclass(frozen=True)
 class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
-    in the round; `folder` is where the training keeps its files. `steps` and `solved` follow from the settings where
-    they are not given; `hinted`: with advice; `patience`, `judged` as in `TrainingSettings`. What is trained for no
+    in the round; `folder` is where the training keeps its files. `steps`, `solved` and `patience` follow from the
+    settings where they are not given; `hinted`: with advice; `judged` as in `TrainingSettings`. What is trained for no
     capability (a mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are
     families that the environment has for the sake of what was chosen, `began` says why that is not the champion ("": it
     is, or there is none), `ready` is what was played of its first step already."""
@@ -45,7 +45,7 @@ class Course:
     folder: Path
     steps: int | None = None
     hinted: bool = False
-    patience: int = 0
+    patience: int | None = None
     solved: float | None = None
     capability_id: str | None = None
     environment_id: str | None = None

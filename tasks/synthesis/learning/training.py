@@ -39,6 +39,7 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
         groups=t.groups,
         group_size=t.group_size,
         collections=t.collections,
+        patience=t.patience,
         solved=t.solved,
         rank=t.rank,
         alpha=t.alpha,
@@ -61,16 +62,22 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 def settings_of_course(context: Context, course: Course, start: Path | None) -> TrainingSettings:
     """The trainer's settings for this course: the round's, with what the course, its start and the budget change."""
     settings = training_settings(context.settings, context.round.number)
+    steps = settings.steps if course.steps is None else course.steps
+    most = context.budget.for_training(course.adapter) if context.budget is not None else None
+    if course.patience is None and settings.patience:
+        # Patience is paid for by what other steps do not need: a training plays no more than its round has planned.
+        planned = steps * settings.groups * settings.group_size * settings.collections
+        most = planned if most is None else min(most, planned)
     return replace(
         settings,
-        patience=course.patience,
+        patience=settings.patience if course.patience is None else course.patience,
         judged=course.judged,
         solved=course.solved or settings.solved,
-        steps=settings.steps if course.steps is None else course.steps,
+        steps=steps,
         hints=settings.hints if course.hinted else 0.0,
         # The rate that teaches from zero would undo what an adapter has learnt.
         learning_rate=(context.settings.train.carry_rate if start else None) or settings.learning_rate,
-        most_episodes=context.budget.for_training(course.adapter) if context.budget is not None else None,
+        most_episodes=most,
     )
 
 
