@@ -11,6 +11,7 @@ from flows.cli.options import AsJson, Home, printed
 from flows.cli.ready import open_home
 
 Key = Annotated[str, typer.Argument(help="How the hash of its code begins, as list shows it.")]
+Seed = Annotated[int, typer.Option(help="Another seed gives another scenario.")]
 Level = Annotated[int, typer.Option(min=0, help="Level of difficulty; 0 is the easiest.")]
 
 environments = typer.Typer(no_args_is_help=True, help="The bank of accepted environments: list, show, validate, play.")
@@ -66,7 +67,7 @@ def validate(key: Key, home: Home = None) -> None:
 
 
 @environments.command()
-def play(key: Key, seed: int = 0, level: Level = 0, home: Home = None) -> None:
+def play(key: Key, seed: Seed = 0, level: Level = 0, home: Home = None) -> None:
     """Play an environment by hand, in the sandbox."""
     from environments.synthesized.module_files import play_by_hand
     from environments.synthesized.modules import SandboxedModule

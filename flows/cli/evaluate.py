@@ -32,8 +32,12 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks of the split.")] = None,
     api_base: Annotated[str, typer.Option(help="Address of an OpenAI-compatible server.")] = "",
     api_key_variable: Annotated[str, typer.Option(help="Environment variable that holds its key.")] = "",
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Default: 0 for API models.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest turn. Default: 2048 for API models.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="Default: 0 for API models, else the profile's.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest turn. Default: 2048 for API models, else the profile's.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Episodes at once, for models behind an API.")] = 8,
     max_cost: Annotated[float | None, typer.Option(min=0, help="Dollars that the evaluation may cost in all.")] = None,
     price: Annotated[str, typer.Option(help="PROMPT,SAMPLED dollars per million tokens, if LiteLLM has none.")] = "",

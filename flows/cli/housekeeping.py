@@ -18,7 +18,7 @@ def add_housekeeping(app: typer.Typer) -> None:
 
 
 def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], home: Home = None) -> None:
-    """Store, registry, artifacts and rounds of a home in one archive, also while a round runs."""
+    """Write store, registry, artifacts and rounds of a home into one archive, also while a round runs."""
     from flows.code_version import code_version
     from settings import load_settings
     from tasks.housekeeping.backup import make_backup
@@ -84,8 +84,8 @@ def clean(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what no release, report or label needs, in the home and in `files`: checkpoints of finished rounds, copies
-    that are fetched again."""
+    """Remove what no release, report or label needs, in the home and in the storage that the setting files names:
+    checkpoints of finished rounds, copies that are fetched again."""
     from settings import load_settings
     from tasks.housekeeping.retention import forget, forgotten_text, removal_text, removals, remove
 

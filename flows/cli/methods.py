@@ -25,7 +25,9 @@ def compare_methods(
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="This seed alone; may be given several times.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="Episodes of every method, whoever asks for them.")] = None,
-    methods: Annotated[str, typer.Option(help="Names with commas between; all without it.")] = "",
+    methods: Annotated[
+        str, typer.Option(help="Names with commas between; without it all but those that run only by name.")
+    ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds; base, examples, grpo-target, trace.")] = False,
     curve: Annotated[int, typer.Option(min=0, help="Checkpoints of a training measured on test, for a curve.")] = 0,
     at_once: Annotated[int, typer.Option(min=1, help="Seeds side by side, each on its share of the cores.")] = 1,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from environments.targets.third_party.adapter import TargetInfo
     from settings import Settings
 
+Which = Annotated[str | None, typer.Argument(help="Id or number; the latest by default.")]
+
 
 def add_rounds(app: typer.Typer) -> None:
     """Register the commands of this file."""
@@ -81,11 +83,7 @@ def _print_figures(round: str | None, home: Path | None) -> None:
     print_summary(figures_by_key(*open_home(home), round))
 
 
-def status(
-    round: Annotated[str | None, typer.Argument(help="Id or number; the latest by default.")] = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
+def status(round: Which = None, home: Home = None, as_json: AsJson = False) -> None:
     """The figures of a round."""
     if not as_json:
         _print_figures(round, home)
@@ -95,7 +93,7 @@ def status(
     printed(figures_by_key(*open_home(home), round).as_json(), as_json, "")
 
 
-def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
+def report(round: Which = None, home: Home = None, as_json: AsJson = False) -> None:
     """Where the report of a round is; written again when the page is gone, or is of the round while it ran."""
     from models.objects import files_of
     from tasks.reporting.figures import GONE
@@ -184,7 +182,13 @@ def _splits(target: TargetInfo) -> str:
     return "counted when it is loaded"
 
 
-def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
+def schedule(
+    cron: Annotated[
+        str, typer.Option(help="When rounds begin, in UTC: minute, hour, day, month, weekday.")
+    ] = "0 2 * * *",
+    target: TargetName = None,
+    profile: Profile = None,
+) -> None:
     """Run rounds on a schedule in this process (needs a Prefect server: PREFECT_API_URL)."""
     from environments.targets.catalogue import check_target_name
     from settings import load_settings

@@ -38,7 +38,9 @@ def serve(
     blend: Annotated[
         float,
         typer.Option(
-            "--blend", "--compose", help="Use published blends: cumulative probability that a blend covers. 0: top-1."
+            "--blend",
+            "--compose",
+            help="Use a published blend whose members have more than this probability together. 0: none.",
         ),
     ] = 0.0,
     keys: Annotated[
@@ -101,7 +103,7 @@ def key(
     requests_per_minute: Annotated[int, typer.Option(min=0, help="0: no limit.")] = 0,
     tokens_per_day: Annotated[int, typer.Option(min=0, help="0: no limit.")] = 0,
 ) -> None:
-    """A new key of the gateway: what goes into its key file, and the key, which is shown this once."""
+    """Make a key of the gateway: print what goes into its key file, and on stderr the key itself, this once."""
     import secrets
 
     from models.serving.gateway.keys import entry

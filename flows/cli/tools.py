@@ -54,7 +54,7 @@ def select(
 
 def play(
     environment: Annotated[Path, typer.Argument(help="A written environment (.py).")],
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Another seed gives another scenario.")] = 0,
     level: Annotated[int, typer.Option(min=0, help="Level of difficulty; 0 is the easiest.")] = 0,
 ) -> None:
     """Play a written environment by hand, in the sandbox."""
