@@ -29,7 +29,7 @@ def round_findings(settings: Settings) -> Iterator[Finding]:
             yield refused(part, partial(check_model, settings, part, how)) or well(part, told)
     if settings.devices.trainings > 1:
         yield refused("trainings", lambda: check_trainings(settings)) or well(
-            "trainings", f"{settings.devices.trainings} at once are in nobody's way"
+            "trainings", f"{settings.devices.trainings} at once: no other setting forbids it"
         )
     name = settings.unattended.webhook_variable
     if name:
