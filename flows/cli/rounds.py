@@ -220,6 +220,10 @@ def stage(
 
     given: dict[str, Any] = {"target": target, "profile": profile, "seed": seed, "budget": budget}
     given |= {"base_model": base_model, "home": home}
-    flow = ready(load_settings(**given), "flows.improve", lambda module: module.check_name(name), name)
+    settings = load_settings(**given)
+    from tasks.round.traffic import check_stage
+
+    check_stage(settings.target, name)
+    flow = ready(settings, "flows.improve", lambda module: module.check_name(name), name)
     result = flow.until(name, flow.ImproveParameters(**given))
     printed(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))

@@ -41,6 +41,7 @@ def test_the_command_line_is_light(tmp_path: Path) -> None:
         (("improve", "--target", "nowhere"), {}, "'nowhere' does not exist. There are: shop,"),
         (("improve", "--target", "shopp"), {}, "did you mean shop"),
         (("stage", "select", "--target", "nowhere"), {}, "'nowhere' does not exist. There are: shop,"),
+        (("stage", "train", "--target", "traffic"), {}, "train needs tasks that can be played"),
         (("improve", "--base-model", "/no/such/folder"), {}, "'/no/such/folder' cannot be loaded"),
         (("improve", "--home", "file/home"), {}, "cannot be written"),
         (("improve",), {"TRACE_DATABASE": "postgresql+psycopg://127.0.0.1:1/x"}, "error (store)"),
