@@ -31,7 +31,7 @@ logger = logging.getLogger("trace.models")
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`.
+    """Hyper-parameters, by default those of `settings_parts.py`; the published ones, but the rate: profiles/gpu.toml.
 
     `most_episodes` may be played in all (None: as many as the steps need). `shuffled` deals the advantages of a group
     out at random: a placebo, from which nothing about the task can be learnt. Advantages are `scaled` to their group's
