@@ -199,8 +199,8 @@ def test_identity_is_byte_for_byte_what_stored_rounds_have(
     `train.choosing`, `evaluation.own_tasks` and `train.hints` came (which checkpoint is taken, how many tasks the gate
     has and what is trained with advice decide a round's figures), when the laptop's budget doubled, when profile `gpu`
     got all layers, calls as JSON and a rate for LoRA, when the laptop's round began with a generalist, when it drew
-    families by what is left to learn, when its generalist learnt in 36 steps at least,
-    when a quarter of informative groups was enough to train, and when trainings behind it became gentler and patient."""
+    families by what is left to learn, when its generalist learnt in 36 steps at least, when
+    a quarter of informative groups was enough to train, and when trainings behind it became gentler and patient."""
     machine = {"sandbox": "process", "sandbox_image": "python:3.11", "cache": "/m", "gateway_keys": "k" * 20}
     for settings in (load_settings(**given), load_settings(**given, **machine, toolsandbox="/x", tau2_tasks="/y")):
         assert hashlib.sha256(json.dumps(settings.identity()).encode()).hexdigest()[:16] == digest
