@@ -91,7 +91,7 @@ def test_an_ablation_changes_what_it_says_and_nothing_else(home: Path, name: str
 
 def test_an_ablation_of_what_the_settings_do_not_have_is_refused(home: Path) -> None:
     """It would be TRACE once more, under a name that says that something was taken away."""
-    night = load_settings(profile="night", home=home)
+    night = load_settings(profile="night", home=home, train={"focus": False})
     with pytest.raises(
         ConfigurationError, match=r"ablation-no-focus would be TRACE itself.*'night'.*give --methods base"
     ):

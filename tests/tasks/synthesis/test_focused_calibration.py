@@ -42,7 +42,8 @@ class Halfway:
 
 @pytest.fixture
 def context(settings_folder: Path) -> Any:
-    settings = load_settings(profile="laptop", home=settings_folder / "home")
+    half = {"informative": 0.5}
+    settings = load_settings(profile="laptop", home=settings_folder / "home", calibration=half)
     opened = open_context(settings)
     yield opened
     forget(opened.round.id)
