@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recall import FIRST
+from benchmarks.recall import FIRST, played_by_family
 from db import GENERALIST, AdapterRow, CapabilityRow, open_store
 from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
@@ -27,9 +27,7 @@ from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
-from models.episodes import Episode, Player
 from models.local.base import BaseModel, load_base
-from models.policy import Sampling
 from models.training.actors import LocalActor
 from models.training.grpo import train_adapter
 from settings import Settings, load_settings
@@ -51,14 +49,9 @@ def success(
 ) -> Mapping[str, float]:
     """Success by family, in per cent, with the weights in a folder."""
     name = load_folder(base.policy, folder, "behind", folder.name, adapter_digest(folder))
-    sampling = Sampling(settings.rollout.temperature, settings.rollout.max_tokens)
-    wins: dict[str, list[float]] = {}
-    for played in Player(target.environment, base.policy, base.renderer, sampling).play(
-        [Episode(t.id, t, 0, 0, name) for t in tasks]
-    ):
-        wins.setdefault(played.episode.task.family, []).append(float(bool(played.score and played.score.success)))
+    wins = played_by_family(base, settings, target, tasks, name)
     base.policy.unload_adapter(name)
-    return {family: 100 * sum(found) / len(found) for family, found in sorted(wins.items())}
+    return {family: 100 * sum(found) / len(found) for family, found in wins.items()}
 
 
 def line(found: Mapping[str, float], trained: Sequence[str]) -> str:

@@ -86,16 +86,25 @@ def _plain(base: BaseModel, target: Any, played: Any) -> Conversation:
     return Conversation([*start.ids, *was.ids[at:]], [*start.sampled, *was.sampled[at:]], [0.0] * len(was.ids))
 
 
-def success(base: BaseModel, settings: Settings, target: Any, tasks: Sequence[TargetTask], name: str | None) -> str:
-    """Success on `tasks` with its interval, and the families below a half."""
+def played_by_family(
+    base: BaseModel, settings: Settings, target: Any, tasks: Sequence[TargetTask], name: str | None
+) -> dict[str, list[float]]:
+    """What one episode on each of `tasks` came to (1: success), by family, at the temperature of evaluation."""
     sampling = Sampling(settings.rollout.temperature, settings.rollout.max_tokens)
     player = Player(target.environment, base.policy, base.renderer, sampling)
-    wins, families = list[float](), dict[str, list[float]]()
+    families: dict[str, list[float]] = {}
     for played in player.play([Episode(t.id, t, 0, 0, name) for t in tasks]):
-        wins.append(float(bool(played.score and played.score.success)))
-        families.setdefault(played.episode.task.family, []).append(wins[-1])
+        won = float(bool(played.score and played.score.success))
+        families.setdefault(played.episode.task.family, []).append(won)
+    return dict(sorted(families.items()))
+
+
+def success(base: BaseModel, settings: Settings, target: Any, tasks: Sequence[TargetTask], name: str | None) -> str:
+    """Success on `tasks` with its interval, and the families below a half."""
+    families = played_by_family(base, settings, target, tasks, name)
+    wins = [won for family in families.values() for won in family]
     found = clustered_interval(wins, list(range(len(wins))))
-    low = [f"{f} {100 * sum(w) / len(w):.0f}" for f, w in sorted(families.items()) if sum(w) < len(w) / 2]
+    low = [f"{f} {100 * sum(w) / len(w):.0f}" for f, w in families.items() if sum(w) < len(w) / 2]
     interval = f"{100 * found.low:.0f} to {100 * found.high:.0f}"
     return f"{100 * found.rate:.1f} % ({interval}); families below a half: {', '.join(low) or 'none'}"
 

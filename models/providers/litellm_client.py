@@ -226,12 +226,8 @@ def table_row(model: str) -> Mapping[str, Any]:
     return {}
 
 
-def price_of(
-    model: str, prompt_price: float | None = None, sampled_price: float | None = None
-) -> tuple[float, float] | None:
-    """Dollars per million (prompt, sampled) tokens: as given, else LiteLLM's table, else None."""
-    if prompt_price is not None and sampled_price is not None:
-        return prompt_price, sampled_price
+def price_of(model: str) -> tuple[float, float] | None:
+    """Dollars per million (prompt, sampled) tokens in LiteLLM's table; None where it has no such model."""
     litellm, _ = litellm_modules()
     for name in (model, model.partition("/")[2]):
         row = litellm.model_cost.get(name)

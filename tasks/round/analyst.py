@@ -51,8 +51,8 @@ def models_of(settings: Settings) -> list[tuple[str, AnalystSettings]]:
 def analyst_prices(settings: Settings) -> tuple[float, float]:
     """Dollars per million prompt and sampled tokens of the model that most calls go to, the judge's where there is one;
     zeros where unknown (a cap in dollars is refused there)."""
-    a = settings.analyst if settings.analyst.kind == "llm" else author_settings(settings)
-    return price_of(a.model, a.prompt_price, a.sampled_price) or (0.0, 0.0)
+    a = analyst_settings(settings) if settings.analyst.kind == "llm" else author_settings(settings)
+    return a.price or price_of(a.model) or (0.0, 0.0)
 
 
 def round_client(settings: Settings, store: Store, round_id: str | None) -> ModelClient:
@@ -90,10 +90,7 @@ def _user_model(settings: Settings, client: ModelClient) -> UserModel | None:
 
 def _given_price(settings: Settings, model: str) -> tuple[float, float] | None:
     """The analyst's own price where the same model plays the user."""
-    a = settings.analyst
-    if model != a.model or a.prompt_price is None or a.sampled_price is None:
-        return None
-    return a.prompt_price, a.sampled_price
+    return analyst_settings(settings).price if model == settings.analyst.model else None
 
 
 def _price_of_user(settings: Settings, model: str) -> tuple[float, float] | None:

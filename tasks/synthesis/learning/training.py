@@ -65,15 +65,14 @@ def settings_of_course(context: Context, course: Course, start: Path | None) -> 
     steps = settings.steps if course.steps is None else course.steps
     most = context.budget.for_training(course.adapter) if context.budget is not None else None
     patience = course.patience
-    if patience is None:
-        patience = min(settings.patience, max(0, steps - 1) * settings.collections)
-    if patience and course.patience is None:
+    if patience is None and settings.patience:
         # It is paid for by what other steps do not need: a training plays no more than its round has planned.
+        patience = min(settings.patience, max(0, steps - 1) * settings.collections)
         planned = steps * settings.groups * settings.group_size * settings.collections
         most = planned if most is None else min(most, planned)
     return replace(
         settings,
-        patience=patience,
+        patience=patience or 0,
         judged=course.judged,
         solved=course.solved or settings.solved,
         steps=steps,

@@ -24,7 +24,7 @@ from tasks.synthesis.learning.training import settings_of_course
         (6, {}, 70, (6, 70)),
         # What all steps may play together is no more than a first one may: it says itself that nothing is to be learnt.
         (6, {"steps": 2}, None, (2, 48)),
-        (6, {"steps": 1}, None, (0, None)),
+        (6, {"steps": 1}, None, (0, 24)),
         # A baseline has the whole of its account.
         (6, {"patience": 30}, 500, (30, 500)),
         (6, {"patience": 0}, None, (0, None)),
