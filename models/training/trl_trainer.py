@@ -194,8 +194,11 @@ class EpisodeGRPO(GRPOTrainer):
                 self.accelerator.backward(loss)
                 done += loss.detach()
         if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
-            self._kl_step = self.state.global_step
-            self._measure_kl(model, inputs, self._passes(kept_R[:KL_ROWS], inputs), logprobs_RT)
+            # What somebody else has said, or the policy behind advice, is no sample of it.
+            own_R = kept_R[~inputs["hinted"][kept_R]]
+            if compared := self._passes(own_R[:KL_ROWS], inputs):
+                self._kl_step = self.state.global_step
+                self._measure_kl(model, inputs, compared, logprobs_RT)
         return loss + done
 
     def _passes(self, rows_R: torch.Tensor, inputs: Any) -> list[torch.Tensor | None]:
@@ -265,7 +268,7 @@ class EpisodeGRPO(GRPOTrainer):
         self, model: Any, inputs: Any, passes: Sequence[torch.Tensor | None], logprobs_RT: torch.Tensor
     ) -> None:
         """Mean KL(policy || base) per sampled token of some rows: exp(d) - d - 1 with d = base - policy. They are the
-        first with an advantage of what TRL gives first, however long they are: micro-batches by tokens begin with the
+        first with an advantage of what TRL gives, however long they are: micro-batches by tokens begin with the
         longest. They come in micro-batches, too: the memory was planned for no more. `passes` as `_passes` has them."""
         total, tokens = 0.0, 0
         with self.accelerator.unwrap_model(model).disable_adapter():

@@ -131,6 +131,22 @@ def test_successes_become_likelier_and_a_recall_that_was_stopped_goes_on_to_the_
     assert all(torch.equal(before[name], weight) for name, weight in weights(policy).items())
 
 
+def test_no_distance_to_the_base_is_measured_on_what_the_policy_has_not_sampled(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would cost a pass of the base in every step."""
+    policy, renderer = tiny_model
+
+    def measured(*given: Any) -> None:
+        raise AssertionError("the base was asked")
+
+    monkeypatch.setattr(EpisodeGRPO, "_measure_kl", measured)
+    steps = list[StepRecord]()
+    settings = replace(SETTINGS, steps=2)
+    recall_adapter(SUCCESSES, LocalActor(policy), renderer, settings, tmp_path, steps.append)
+    assert [record.kl for record in steps] == [0.0, 0.0]
+
+
 def test_where_all_prompts_are_equal_the_first_sampled_token_is_learnt_behind_the_last_one_of_its_prompt(
     tiny_model: Any, tmp_path: Path
 ) -> None:
