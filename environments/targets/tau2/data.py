@@ -62,7 +62,7 @@ def _task_folder(domain: str) -> Path:
     if not root:
         return _package_data() / domain
     for inside in (".", "domains", "tau2/domains", "data/tau2/domains"):
-        folder = Path(root) / inside / domain
+        folder = Path(root).expanduser() / inside / domain
         if (folder / "tasks.json").is_file():
             return folder
     raise TargetError(

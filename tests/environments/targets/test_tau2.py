@@ -184,6 +184,9 @@ def test_upstream_task_files_by_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert [check.detail for check in checks if check.kind == "communicate_required_facts"] == [
         "a fact of another version"
     ]
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.setenv(TASKS_VARIABLE, f"~/{tmp_path.name}")
+    assert _by_name("airline").data_hash == target.data_hash
 
 
 @pytest.mark.parametrize("damage", ["not json", "[]", '[{"id": "0"}]', '{"a": 1}'])
