@@ -268,7 +268,7 @@ class EpisodeGRPO(GRPOTrainer):
         self, model: Any, inputs: Any, passes: Sequence[torch.Tensor | None], logprobs_RT: torch.Tensor
     ) -> None:
         """Mean KL(policy || base) per sampled token of some rows: exp(d) - d - 1 with d = base - policy. They are the
-        first with an advantage of what TRL gives, however long they are: micro-batches by tokens begin with the
+        first of its own samples with an advantage, however long they are: micro-batches by tokens begin with the
         longest. They come in micro-batches, too: the memory was planned for no more. `passes` as `_passes` has them."""
         total, tokens = 0.0, 0
         with self.accelerator.unwrap_model(model).disable_adapter():
