@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ def blend(model: Any, folders: Mapping[Path, float], destination: Path, most_ran
     try:
         for name, folder in zip(names[1:], others, strict=True):
             wrapped.load_adapter(str(folder), adapter_name=name)
+        _name_layers(wrapped, names)
         ranks = [int(json.loads((folder / CONFIG).read_text("utf-8"))["r"]) for folder in folders]
         rank = sum(ranks)
         how: dict[str, Any] = {"combination_type": "cat"}
@@ -85,3 +86,16 @@ def blend(model: Any, folders: Mapping[Path, float], destination: Path, most_ran
             return export_adapter(order_config(Path(scratch) / "blend"), destination)
     finally:
         wrapped.unload()
+
+
+def _name_layers(wrapped: Any, names: Sequence[str]) -> None:
+    """Where adapters change different layers, have each one's configuration name its own. PEFT takes the first one's
+    layers for the sum: what another changes beside them would be left out without a word."""
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for module, layer in wrapped.get_base_model().named_modules():
+        for name in set(names) & set(getattr(layer, "lora_A", ())):
+            found[name].add(module)
+    if any(modules != found[names[0]] for modules in found.values()):
+        for name, modules in found.items():
+            config = wrapped.peft_config[name]
+            config.target_modules, config.layers_to_transform, config.layers_pattern = modules, None, None
