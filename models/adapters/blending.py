@@ -38,10 +38,14 @@ def blend_name(weights: Mapping[str, float]) -> str:
 
 
 def blend_parts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Capability -> quarters, of the adapters in a blend; empty when every share is below an eighth."""
+    """Capability -> quarters, of the adapters in a blend; empty when every share is below an eighth. They are never more
+    than a whole: where rounding each up would be, those that it adds most to are rounded down."""
     if not weights or any(not 0 <= w <= 1 for w in weights.values()):
         raise AdapterError(f"weights {dict(weights)} are no shares; give a number from 0 to 1 for each capability")
     parts = {name: round(QUARTERS * weight) for name, weight in weights.items() if name}
+    while sum(parts.values()) > QUARTERS:
+        added = {name: quarters - QUARTERS * weights[name] for name, quarters in sorted(parts.items())}
+        parts[max(added, key=added.__getitem__)] -= 1
     return {name: quarters for name, quarters in parts.items() if quarters}
 
 

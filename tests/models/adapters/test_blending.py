@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.adapters.blending import blend
+from models.adapters.blending import blend, blend_name, blend_parts
 from models.adapters.deltas import folder_deltas
 from tests.adapters_made import make_adapter
 
@@ -31,3 +31,18 @@ def test_adapters_of_other_layers_ranks_and_projections_are_all_in_their_sum(
     for name, delta in mixed.items():
         torch.testing.assert_close(delta.whole(), wanted[name], atol=1e-6, rtol=1e-4)
     assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("shares", "quarters"),
+    [
+        ({"a": 0.4, "b": 0.4, "c": 0.2}, {"a": 1, "b": 2, "c": 1}),  # 1.6, 1.6 and 0.8: each rounded up, five quarters
+        ({"c": 0.2, "b": 0.4, "a": 0.4}, {"a": 1, "b": 2, "c": 1}),
+        ({"a": 0.38, "b": 0.41, "c": 0.21}, {"a": 1, "b": 2, "c": 1}),
+        ({"a": 0.4, "b": 0.4, "": 0.2}, {"a": 2, "b": 2}),
+        ({"a": 0.6, "b": 0.4}, {"a": 2, "b": 2}),
+    ],
+)
+def test_the_quarters_of_a_blend_are_at_most_a_whole(shares: dict[str, float], quarters: dict[str, int]) -> None:
+    assert blend_parts(shares) == quarters
+    assert blend_name(shares) == "-".join(["blend", *(f"{name}-{n}" for name, n in sorted(quarters.items()))])
