@@ -38,8 +38,8 @@ def blend_name(weights: Mapping[str, float]) -> str:
 
 
 def blend_parts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Capability -> quarters, of the adapters in a blend; empty when every share is below an eighth. They are never more
-    than a whole: where rounding each up would be, those that it adds most to are rounded down."""
+    """Capability -> quarters, of the adapters in a blend; empty when every share is below an eighth. They are never
+    more than a whole: where rounding each up would be, those that it adds most to are rounded down."""
     if not weights or any(not 0 <= w <= 1 for w in weights.values()):
         raise AdapterError(f"weights {dict(weights)} are no shares; give a number from 0 to 1 for each capability")
     parts = {name: round(QUARTERS * weight) for name, weight in weights.items() if name}
