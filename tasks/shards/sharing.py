@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +63,16 @@ class SharedPlay:
             self._alone(engine, part, title, run) if self._cluster is None else self._out(engine, part, title, run)
         finally:
             self.shards.withdraw(part)
+        if not run.stopped and (left := self._unplayed(owed)):
+            # A process that had this stage before, and ended only now, has withdrawn the part.
+            logger.warning("%d episodes of %s were withdrawn by another process, and are played here", len(left), title)
+            _add(run, engine.play(ground, left, title))
         return run
+
+    def _unplayed(self, owed: Mapping[str, Episode]) -> list[Episode]:
+        """Those of which nothing is stored, not even that they were lost."""
+        played = set(self.context.store.trajectory_frame(None, columns=["id"], id=list(owed))["id"])
+        return [episode for key, episode in owed.items() if key not in played]
 
     def help(self) -> bool:
         """Play shards that another process of the round has to have played; False when none is free."""

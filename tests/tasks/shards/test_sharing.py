@@ -157,6 +157,29 @@ def test_what_a_dead_worker_held_is_owed_again_without_what_it_stored(rounds: Op
     assert (taken.attempt, taken.state) == (2, "done")
 
 
+def test_shards_that_who_had_the_stage_before_withdraws_are_played_all_the_same(
+    rounds: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that lost its stage while it was suspended, and ends, takes back the part that it had ordered: it is
+    the part that whoever took the stage over has at work."""
+    context = rounds()
+    ground, episodes = ordered(context)
+    part = sharing.row_id(context.round.id, *context.engine.engine.ids(ground, episodes))
+    finish, done = Shards.finish, list[str]()
+
+    def finished(self: Shards, shard: str, owner: str) -> bool:
+        done.append(shard)
+        if len(done) == 1:
+            self.withdraw(part)
+        return finish(self, shard, owner)
+
+    monkeypatch.setattr(Shards, "finish", finished)
+    run = SharedPlay(context).play(replace(context.engine.engine, window=2), ground, episodes, "it")
+    assert run is not None
+    assert context.store.stored_ids(run.ids) == set(run.ids)
+    assert (run.played, count(context)) == (40, 40)
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_shards_that_a_clock_ahead_holds_are_free_once_their_process_has_ended(
     rounds: Open, monkeypatch: pytest.MonkeyPatch, ended: bool
