@@ -125,9 +125,9 @@ class Account:
                 f"{len(new)} more episodes ({purpose}) would pass the budget of {self.episodes} that {self.method!r} "
                 f"has; {max(0, left)} are left"
             )
-        self.store.put([EpisodeChargeRow(method=self.method, trajectory_id=i, purpose=purpose) for i in new])
-        if self.lender is not None:
+        if self.lender is not None:  # before they are charged: a process that dies here leaves them new
             self.lender.lend(new, self.store)
+        self.store.put([EpisodeChargeRow(method=self.method, trajectory_id=i, purpose=purpose) for i in new])
         self._tick()
 
     def for_training(self, adapter: str) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from db import Store, open_store
+from db import Store, TrajectoryRow, Written, open_store
 from environments.contract import TargetTask
 from errors import ConfigurationError, EpisodesSpent
 from models.episodes import Episode, Player, Trajectory
@@ -135,6 +135,31 @@ def test_what_another_home_has_played_is_lent_as_it_is_charged(store: Store, tmp
         assert other.trajectory(ids[0]).messages == store.trajectory(ids[0]).messages
         run = Engine(other, Origin("counting", "counting-1", round_.id), OraclePolicy()).play(GROUND, DIAGNOSIS)
         assert (run.resumed, run.played) == (3, 5)
+
+
+def test_what_was_not_lent_when_the_process_died_is_lent_by_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Charged and never copied, it would be played anew, or be missing among the tokens that the method paid for."""
+    ids = Engine(store, Origin("counting", "counting-1"), OraclePolicy()).play(GROUND, DIAGNOSIS).ids
+    with open_store(f"sqlite:///{tmp_path / 'other.db'}") as other:
+        account = Account.open(other, "trace+gepa", 50)
+        account.lender = Lender(store, None)
+        add, copied = Store.add_trajectories, list[str]()
+
+        def dies(self: Store, rows: Sequence[TrajectoryRow]) -> Written:
+            copied.extend(row.id for row in rows)
+            if len(copied) == 3:
+                raise KeyboardInterrupt
+            return add(self, rows)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "add_trajectories", dies)
+            with pytest.raises(KeyboardInterrupt):
+                account.admit(ids, "diagnosis")
+        account.admit(ids, "diagnosis")
+        assert other.stored_ids(ids) == set(ids)
+        assert account.counts() == {"diagnosis": len(ids)}
 
 
 def test_seconds_and_dollars_are_those_of_the_work(store: Store) -> None:
