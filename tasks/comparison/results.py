@@ -179,7 +179,7 @@ def path_of(folder: Path, target: str, seed: int) -> Path:
 def write_result(path: Path, result: SeedResult) -> None:
     """Write a seed's file so that it is whole or as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}")
+    part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(json.dumps(result.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     part.replace(path)
 

@@ -59,7 +59,11 @@ def run_seed(
             _tell(done, there[name], name)
             continue
         logger.info("%s: begins", name)
-        result = result.with_method(name, run_method(run, name).model_copy(update={"commit": head.commit}))
+        figures = run_method(run, name).model_copy(update={"commit": head.commit})
+        if path.is_file():  # another process may have written its methods of the seed there meanwhile
+            result = read_result(path)
+            check_same([head, result])
+        result = result.with_method(name, figures)
         write_result(path, result)
         _tell(done, result, name)
     return result

@@ -52,6 +52,23 @@ def test_what_another_file_of_the_seed_has_is_not_run_again(
         run_seed(run, ["noop"], path, head, lambda result, name: None)
 
 
+def test_what_another_process_has_written_meanwhile_stays(
+    run: SeedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands with other methods of one seed: who ends last does not write over hours of the other."""
+    head, path = head_of(run, "trace-agent compare-methods", "test"), tmp_path / "out" / "letters-seed-7.json"
+    made = figures(1, outcomes={t: [1.0] for t in head.families}, shift={t: [0.0] for t in head.shift})
+
+    def meanwhile(run: SeedRun, name: str) -> Any:
+        write_result(path, head.with_method("constant", made))
+        return made
+
+    monkeypatch.setattr(running, "run_method", meanwhile)
+    run_seed(run, ["base"], path, head, lambda result, name: None)
+    assert list(read_result(path).methods) == ["constant", "base"]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
