@@ -103,6 +103,7 @@ def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
             whole.admit([i for i, known in paid.items() if known == purpose], purpose)
         if not prompting.is_none:
             whole.lender = None
+        account.rest()  # what a process that dies from here on has taken is kept by the other
         with whole.working():
             rollout.do(own)
             answer = play_round(run, own, whole)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from db import MethodAccountRow, open_store
@@ -176,7 +175,7 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
     ]
     paid = [i for i, purpose in paying.charged().items() if purpose != TEST]
     used = context.store.trajectory_frame(None, id=paid, columns=["prompt_tokens", "sampled_tokens"])
-    rows = account.rows if answer.account is None else [*account.rows, replace(answer.account.row, seconds=0.0)]
+    rows = account.rows if answer.account is None else [*account.rows, answer.account.row]
     return MethodFigures(
         outcomes=outcomes,
         episodes=len(paid),

@@ -158,6 +158,11 @@ class Account:
             self._tick()
             self._since = None
 
+    def rest(self) -> None:
+        """Count no more while this work goes on: another account does from now on."""
+        self._tick()
+        self._since = None
+
     def _tick(self) -> None:
         if self._since is None:
             return

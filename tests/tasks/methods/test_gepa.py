@@ -16,10 +16,12 @@ from tasks.methods import gepa as room
 from tasks.methods.gepa import BATCH, IDLE, Rollouts, _Spent, trace_gepa
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer
 from tasks.methods.run import run_method
+from tasks.methods.seed import budget
 from tasks.methods.seed.answers import Answer
-from tasks.methods.seed.budget import TEST
+from tasks.methods.seed.budget import TEST, Account
 from tasks.methods.seed.prompts import Prompting
-from tasks.methods.seed.seed_run import DIAGNOSIS, close_round, diagnose, pay
+from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun, close_round, diagnose, pay
+from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.unattended import progress
 from tests.tasks.methods.letters_target import SIZE
@@ -150,3 +152,33 @@ def test_behind_another_prompt_the_diagnosis_is_played_anew(
     assert set(own.store.trajectory_frame(None, columns=["id"])["id"]) == before | after, "for what they cost"
     for context in (own, run.context):
         close_round(context)
+
+
+def test_the_time_of_a_round_that_a_process_died_in_is_not_lost(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round behind GEPA's prompt has an account in a home of its own, and is most of what the method takes."""
+    without_prefect(monkeypatch)
+    clock, killed = [0.0], list[bool]()
+
+    def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]:
+        clock[0] += 10
+        return Prompting(), ()
+
+    def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
+        clock[0] += 100
+        account.admit([f"episode {len(killed)}"], "training")
+        if not killed:
+            killed.append(True)
+            died.setattr(Account, "_tick", lambda self: None)
+            raise KeyboardInterrupt
+        return Answer(context)
+
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(room, "evolve", evolve)
+    monkeypatch.setattr(room, "play_round", play_round)
+    run = seed_run(settings_folder, tiny_model)
+    with monkeypatch.context() as died, pytest.raises(KeyboardInterrupt):
+        run_method(run, room.TRACE_GEPA)
+    assert run_method(run, room.TRACE_GEPA).seconds == 2 * (10 + 100)
+    close_round(run.context)
