@@ -37,6 +37,8 @@ logger = logging.getLogger("trace.models")
 
 # Part of the policy's identity: how a conversation becomes a request.
 RENDERING = "native-tools-1"
+# What stands for the result of a call that the environment said nothing to.
+NOT_ANSWERED = "(this call was not answered)"
 PING = {
     "type": "function",
     "function": {
@@ -204,31 +206,34 @@ class ChatTurns:
 
 
 def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in the form of the chat protocol, where every call has an id and every result names its call.
+    """Messages in the form of the chat protocol, where every call has an id and is answered by a result that names it.
 
-    Calls without an id (worked examples) get one, and results without one answer them in order. A result that answers
-    no call at all (to a turn that could not be read) becomes a user message: the protocol knows no such result."""
+    Calls without an id (worked examples) get one. A result that names no call of the turn answers the first that still
+    has no answer, for an environment need not say which one it answers, and calls that it left out are said to be: a
+    provider refuses a conversation without their results. A result behind which no call is open (to a turn that could
+    not be read) becomes a user message: the protocol knows no such result."""
     said: list[dict[str, Any]] = []
-    unnamed: list[str] = []
+    unanswered: list[str] = []
     for place, message in enumerate(messages):
-        if message.tool_calls:
-            ids = [call.id or f"call_{place}_{index}" for index, call in enumerate(message.tool_calls)]
-            unnamed = [i for i, call in zip(ids, message.tool_calls, strict=True) if not call.id]
-            calls = [
-                {
-                    "id": i,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-                }
-                for i, call in zip(ids, message.tool_calls, strict=True)
-            ]
-            said.append({"role": "assistant", "content": message.content or None, "tool_calls": calls})
-        elif message.role == "tool" and (message.tool_call_id or unnamed):
-            answered = message.tool_call_id or unnamed.pop(0)
-            said.append({"role": "tool", "tool_call_id": answered, "content": message.content})
-        else:
+        if message.role == "tool" and unanswered:
+            answered = message.tool_call_id if message.tool_call_id in unanswered else unanswered[0]
+            unanswered.remove(answered)
+            said.append(_result(answered, message.content))
+            continue
+        said += [_result(left, NOT_ANSWERED) for left in unanswered]
+        unanswered = []
+        if not message.tool_calls:
             said.append({"role": "user" if message.role == "tool" else message.role, "content": message.content})
-    return said
+            continue
+        unanswered = [call.id or f"call_{place}_{index}" for index, call in enumerate(message.tool_calls)]
+        written = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in message.tool_calls]
+        calls = [{"id": i, "type": "function", "function": f} for i, f in zip(unanswered, written, strict=True)]
+        said.append({"role": "assistant", "content": message.content or None, "tool_calls": calls})
+    return said + [_result(left, NOT_ANSWERED) for left in unanswered]
+
+
+def _result(call: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": content}
 
 
 def _action(model: str, reply: Completion) -> Action:

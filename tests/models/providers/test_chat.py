@@ -238,3 +238,39 @@ def test_worked_examples_without_ids_get_them() -> None:
     assert len(set(ids)) == 2
     assert [m.get("tool_call_id") for m in shown[2:4]] == ids
     assert shown[4]["role"] == "user"
+
+
+def refused_or(reply: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """The reply, or the refusal of a provider that wants each call answered by a result with its id."""
+    said = request["messages"]
+    for place, message in enumerate(said):
+        wanted = [call["id"] for call in message.get("tool_calls") or ()]
+        given = [m.get("tool_call_id") for m in said[place + 1 : place + 1 + len(wanted)]]
+        if wanted != given:
+            return failed(400, "'tool_calls' must be followed by tool messages responding to each 'tool_call_id'")
+    return reply
+
+
+class Terse(Counter):
+    """As an environment of anybody's: results name no call, and only the first call of a turn is answered."""
+
+    def step(self, action: Action) -> Observation:
+        if not action.tool_calls:
+            return Observation((), done=True)
+        self.looked |= dict(action.tool_calls[0].arguments) == {"at": 7}
+        return Observation((Message("tool", "seen"),))
+
+
+def test_a_provider_takes_the_conversation_of_an_environment_whose_results_name_no_call() -> None:
+    replies = [calls(("look", {"at": 7})), calls(("look", {"at": 8}), ("look", {"at": 9})), says("Seen.")]
+    with agent(lambda n, r: refused_or(replies[n], r)) as server:
+        policy = chat(settings(server))
+        (trajectory,) = Player(Terse, ChatTurns(policy), None, Sampling()).play(
+            [Episode("e", TargetTask("t", "test", "f", 0))]
+        )
+        close(policy)
+    assert trajectory.error == ""
+    assert trajectory.score is not None
+    assert trajectory.score.success
+    results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert results == ["seen", "seen", "(this call was not answered)"]
