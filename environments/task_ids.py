@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from environments.contract import SPLITS, Target, TargetTask
+from environments.contract import SPLITS, Generators, Target, TargetTask
 from errors import TargetError, TraceError
 
 
 def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
     """The fixed tasks of a target by split. Raises TargetError where one is no task of its split, where two have the
-    same id, where the data hash is no text, and where the target's own code fails."""
+    same id, where the data hash is no text, where families have no lists of capabilities, and where the target's own
+    code fails."""
     data_hash: Any = _given(target, "data_hash", lambda: target.data_hash)
     if not isinstance(data_hash, str) or not data_hash:
         raise TargetError(
@@ -26,7 +27,37 @@ def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
     for split, tasks in given.items():
         refuse_others(tasks, split)
     refuse_repeats(given)
+    if isinstance(target, Generators):
+        _refuse_other_families(_given(target, "families()", target.families), target.name)
     return given
+
+
+def generated(task: Any, family: str) -> TargetTask:
+    """What `Generators.generate` gave for `family`. Raises TargetError where it is no scenario of it."""
+    if not isinstance(task, TargetTask):
+        raise TargetError(f"generate({family!r}) gave {task!r:.80}; give environments.contract.TargetTask")
+    if task.family != family:
+        raise TargetError(
+            f"generate({family!r}) gave a task of the family {task.family!r}; give one of the family that was asked for"
+        )
+    return task
+
+
+def _refuse_other_families(families: Any, name: str) -> None:
+    """Refuse what does not say of each family which capabilities it needs. A text in their place would be read letter
+    by letter."""
+    if not isinstance(families, Mapping):
+        raise TargetError(
+            f"families() of target {name!r} gave a {type(families).__name__}; give a dict of each family's "
+            "capabilities, such as {'refund': ('look_up_order', 'refund_order')}"
+        )
+    for family, needs in families.items():
+        listed = isinstance(needs, list | tuple | set | frozenset)
+        if not isinstance(family, str) or not listed or not all(isinstance(need, str) for need in needs):
+            raise TargetError(
+                f"families() of target {name!r} gave {family!r:.80} the capabilities {needs!r:.80}; give a tuple of "
+                "texts, such as ('look_up_order',), () for none"
+            )
 
 
 def _given(target: Target, what: str, ask: Callable[[], Any]) -> Any:
@@ -43,7 +74,8 @@ def _given(target: Target, what: str, ask: Callable[[], Any]) -> Any:
 
 
 def refuse_others(tasks: Sequence[Any], split: str) -> None:
-    """Raise TargetError for what is no list of tasks of a split, each with a text as its id."""
+    """Raise TargetError for what is no list of tasks of a split, each with a text as its id and as its family, and with
+    a seed: no row of the store is without them."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise TargetError(f"the tasks of {split} are a {type(tasks).__name__}; give a list")
     for task in tasks:
@@ -56,6 +88,10 @@ def refuse_others(tasks: Sequence[Any], split: str) -> None:
                 f"task {task.id!r} of {split} says that its split is {task.split!r}; give each task the split that was "
                 "asked for"
             )
+        for name, value, kind in (("family", task.family, str), ("seed", task.seed, int)):
+            if not isinstance(value, kind):
+                wanted = "a text" if kind is str else "a whole number"
+                raise TargetError(f"task {task.id!r} of {split} has the {name} {value!r:.80}; give {wanted}")
 
 
 def refuse_repeats(where: Mapping[str, Sequence[TargetTask]]) -> None:

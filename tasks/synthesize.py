@@ -11,7 +11,9 @@ from db import GENERALIST, EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
-from environments.validation.checks import Limits, ValidationVerdict, validate_environment
+from environments.validation.apart import not_apart
+from environments.validation.checks import Limits, ValidationVerdict, raised, validate_environment
+from environments.validation.playing import FAULTS, OUTSIDE
 from errors import EnvironmentFault, TargetError
 from tasks.measuring.lineup import load_member
 from tasks.round.context import Context
@@ -87,9 +89,20 @@ def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEn
     verdict = validate_environment(
         environment.environment, environment.scenario, limits, contrast=contrast, content=content
     )
-    if alone:
-        verdict = replace(verdict, accepted=False, reasons=(alone, *verdict.reasons))
-    return environment, verdict
+    reasons = [*([alone] if alone else []), *verdict.reasons, *_not_apart(environment, verdict)]
+    return environment, replace(verdict, accepted=not reasons, reasons=tuple(reasons))
+
+
+def _not_apart(environment: ComposedEnvironment, verdict: ValidationVerdict) -> list[str]:
+    """Why the scenarios that were looked at are not apart; nothing where there was none to look at."""
+    searched = verdict.figures.get("scenarios", {}).get("searched", 0)
+    try:
+        scenarios = [environment.scenario(seed) for seed in range(searched)]
+        return not_apart(environment.target, scenarios) if scenarios else []
+    except OUTSIDE:
+        raise
+    except FAULTS as error:  # the target's own code may raise anything
+        return [raised("scenarios", error)]
 
 
 def _composed(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:

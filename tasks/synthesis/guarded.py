@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.contract import Environment, Generators, Target, TargetTask
+from environments.task_ids import generated
 from models.episodes import STEP_SECONDS, Guarded, guarded
 
 
 class GuardedTarget:
     """The target as it is composed from and validated: its calls have the limits that a `Player` sets them, so that
-    one that hangs or raises is a reason against the environment and not the end of the stage."""
+    one that hangs or raises is a reason against the environment and not the end of the stage. So is a generator that
+    gives something else than it was asked for."""
 
     def __init__(self, target: Target, seconds: float = STEP_SECONDS) -> None:
         assert isinstance(target, Generators)
@@ -34,7 +36,7 @@ class GuardedTarget:
         return self._generators.families()
 
     def generate(self, family: str, seed: int) -> TargetTask:
-        return guarded(self._seconds, "generate", self._generators.generate, family, seed)
+        return generated(guarded(self._seconds, "generate", self._generators.generate, family, seed), family)
 
     def environment(self) -> Environment:
         return Guarded(guarded(self._seconds, "make", self._target.environment), self._seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from environments.contract import SPLITS, TargetTask
 from environments.targets import catalogue
 from environments.targets.shop import target as shop
-from environments.task_ids import checked_tasks, refuse_repeats
+from environments.task_ids import checked_tasks, generated, refuse_repeats
 from errors import AdapterError, TargetError
 from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
@@ -101,3 +102,41 @@ def test_targets_of_the_catalogue_pass(name: str) -> None:
 def test_fresh_scenarios_of_the_shop_have_ids_of_their_own() -> None:
     fixed = checked_tasks(shop())
     refuse_repeats({**fixed, "generate": [shop().generate(family, 0) for family in shop().families()]})
+
+
+@pytest.mark.parametrize(
+    ("families", "said"),
+    [
+        (["refund"], r"families\(\) of target 'given' gave a list; give a dict of each family's capabilities"),
+        ({"refund": "refund_order"}, "gave 'refund' the capabilities 'refund_order'; give a tuple of texts"),
+        ({"refund": None}, "gave 'refund' the capabilities None; give a tuple of texts"),
+    ],
+)
+def test_families_say_what_they_need(families: Any, said: str) -> None:
+    class Generating(Given):
+        def families(self) -> Any:
+            return families
+
+        def generate(self, family: str, seed: int) -> TargetTask:
+            raise AssertionError("not asked")
+
+    with pytest.raises(TargetError, match=said):
+        checked_tasks(Generating(lambda split: [task(split, split)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"family": None}, "the family None; give a text"), ({"seed": "1"}, "the seed '1'; give a")]
+)
+def test_a_task_has_a_family_and_a_seed(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TargetError, match=f"task 'test' of test has {said}"):
+        checked_tasks(Given(lambda s: [replace(task(s, s), **change) if s == "test" else task(s, s)]))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"id": "x"}, r"generate\('f'\) gave \{'id': 'x'\}; give"), (task("x", "g"), "gave a task of the family 'f'")],
+)
+def test_a_generator_gives_a_task_of_the_family_that_was_asked_for(given: Any, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        generated(given, "other" if isinstance(given, TargetTask) else "f")
+    assert generated(task("x", "g"), "f") == task("x", "g")

@@ -1,0 +1,110 @@
+"""Scenarios that a generator may not give: tasks that decide and report, and different ones under one id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from environments.contract import Action, Message, Observation, Score, TargetTask
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.targets.catalogue import load_target
+from environments.validation.apart import not_apart
+from environments.validation.checks import Limits
+from tasks.synthesis.guarded import GuardedTarget
+from tasks.synthesize import validated
+
+LIMITS = Limits(distinct=20, searched=40, episodes=20, attack_seeds=1, replayed=4)
+
+
+class Desk:
+    """The number has to be said."""
+
+    tools, instructions, max_steps = (), "", 2
+    examples: Sequence[Message] = ()
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.number, self.said = f"n{task.payload['n']}", ""
+        return Observation((Message("user", f"Say {self.number}."),))
+
+    def step(self, action: Action) -> Observation:
+        self.said = action.content
+        return Observation((), done=True)
+
+    def score(self) -> Score:
+        return Score(float(self.said == self.number), self.said == self.number)
+
+    def oracle(self) -> Action | None:
+        return None if self.said else Action(self.number)
+
+    def close(self) -> None: ...
+
+
+class Numbers:
+    """Its splits have the numbers below 300; `number` says which a seed gives, and `name` its id."""
+
+    name, licence, data_hash = "numbers", "MIT", "1"
+
+    def __init__(self, number: Callable[[int], int], name: Callable[[int], str] = "fresh-{}".format) -> None:
+        self.number, self.named = number, name
+
+    def tasks(self, split: str) -> Sequence[TargetTask]:
+        first = {"diagnosis": 0, "validation": 100, "test": 200}[split]
+        return [TargetTask(f"{split}-{n}", split, "say", n, {"n": n}) for n in range(first, first + 100)]
+
+    def families(self) -> Mapping[str, tuple[str, ...]]:
+        return {"say": ("say_number",)}
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        return TargetTask(self.named(seed), "generated", family, seed, {"n": self.number(seed)})
+
+    def environment(self) -> Desk:
+        return Desk()
+
+
+def reasons(target: Any) -> list[str]:
+    composed = ComposedEnvironment(GuardedTarget(target), CompositionSpec("numbers", "1", "say_number", ("say",)))
+    _, verdict = validated(composed, LIMITS)
+    assert verdict.accepted is not bool(verdict.reasons)
+    return list(verdict.reasons)
+
+
+def test_a_generator_that_gives_its_own_scenarios_is_sound() -> None:
+    assert reasons(Numbers(lambda seed: 1000 + seed)) == []
+
+
+def test_a_generator_that_gives_tasks_of_the_test_split_is_refused() -> None:
+    (reason,) = reasons(Numbers(lambda seed: 200 + seed % 400))
+    assert "are tasks of validation or test, e.g. 'fresh-" in reason
+    assert "let generate() give none that a split has" in reason
+
+
+def test_different_scenarios_under_one_id_are_refused() -> None:
+    (reason,) = reasons(Numbers(lambda seed: 1000 + seed, lambda seed: "fresh"))
+    assert "give different scenarios with the id 'fresh'; give each its own" in reason
+
+
+def test_an_id_of_a_split_is_refused_whatever_the_payload_holds() -> None:
+    (reason,) = reasons(Numbers(lambda seed: 1000 + seed, lambda seed: f"test-{200 + seed}"[:8]))
+    assert "e.g. 'test-2" in reason
+
+
+@pytest.mark.parametrize("change", [{"seed": 5}, {"split": "generated"}])
+def test_tasks_that_only_their_seed_tells_apart_are_not_compared_by_payload(change: dict[str, Any]) -> None:
+    class Bare(Numbers):
+        def tasks(self, split: str) -> Sequence[TargetTask]:
+            return [replace(task, payload={}) for task in super().tasks(split)]
+
+    bare = Bare(lambda seed: 0)
+    fresh = replace(TargetTask("fresh-1", "generated", "say", 1), **change)
+    assert not_apart(bare, [fresh]) == []
+    assert not_apart(bare, [replace(fresh, id="test-200")]) != []
+
+
+@pytest.mark.parametrize("name", ["shop", "bfcl:single"])
+def test_built_in_generators_are_apart(name: str) -> None:
+    target: Any = load_target(name)
+    scenarios = [target.generate(family, seed) for family in target.families() for seed in range(10)]
+    assert not_apart(target, scenarios) == []
