@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from environments.contract import (
     DEEPEST,
@@ -111,6 +112,10 @@ class Playing:
     closed: bool = False
 
 
+# The episodes that are being played in this process, by their environments: what comes twice would mix two of them up.
+_OPEN: WeakValueDictionary[int, Playing] = WeakValueDictionary()
+
+
 class Player:
     """Plays episodes on a policy. `environment_seconds` adds up the time spent waiting for environments,
     `policy_seconds` that spent waiting for the policy.
@@ -161,6 +166,12 @@ class Player:
                 "return one"
             )
         playing = Playing(episode, environment, began)
+        inner = innermost(environment)
+        if _OPEN.setdefault(id(inner), playing) is not playing:
+            raise EnvironmentFault(
+                f"the target's environment() gave the {type(inner).__name__} in which another episode is being played; "
+                "let it build a new one each time"
+            )
         try:
             first = self._guarded("reset", self._reset, playing)
         except TraceError:
@@ -247,6 +258,7 @@ class Player:
         if playing.closed:
             return
         playing.closed = True
+        _OPEN.pop(id(innermost(playing.environment)), None)
         try:
             self._guarded("close", playing.environment.close)
         except TraceError as problem:
@@ -294,6 +306,13 @@ class Player:
         seed = int(content_hash([episode.task.id, episode.seed, episode.trial, len(playing.steps)], 12), 16)
         sampling = Sampling(self.sampling.temperature, self.sampling.max_tokens, seed)
         return Request(episode.key, playing.conversation.ids, sampling, episode.adapter, playing.conversation.shared)
+
+
+def innermost(environment: Environment) -> Environment:
+    """The environment that others are wrapped around."""
+    while isinstance(environment, WrappedEnvironment):
+        environment = environment.inner
+    return environment
 
 
 def guarded(seconds: float, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

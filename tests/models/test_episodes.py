@@ -12,6 +12,7 @@ import pytest
 
 from environments.contract import DEEPEST, Action, Check, Message, Observation, Score, TargetTask, Termination, ToolCall
 from environments.targets.shop.target import target
+from environments.wrapping import WrappedEnvironment
 from errors import ContextOverflow, PolicyError, ProviderError, SandboxError, TargetError
 from models.episodes import Episode, Player, Trajectory, play_all, trajectory_id
 from models.policy import PolicyIdentity, Sampling
@@ -316,6 +317,25 @@ def test_token_episodes_keep_ids_and_go_on_beside_faulty_ones(tiny_model: Any) -
         assert sum(talk.sampled) == sum(s.sampled_tokens for s in trajectory.steps)
     assert player.environment_seconds > 0
     assert policy.poll() == []
+
+
+def test_an_environment_that_is_given_twice_costs_the_second_episode_and_not_the_first(tiny_model: Any) -> None:
+    """Open beside one another, two episodes would act and be scored in one."""
+    policy, renderer = tiny_model
+    shared = Plain({})
+
+    class Wrapped(WrappedEnvironment):
+        """As those that training puts around a target's."""
+
+    tasks = [TargetTask(f"{i}", "test", "plain", 0) for i in range(3)]
+    episodes = [Episode(t.id, t, seed=1) for t in tasks]
+    for make in (lambda: shared, lambda: Wrapped(shared)):
+        beside = play_all(Player(make, policy, renderer, Sampling(1.0, 6), window=3), episodes)
+        assert sorted(trajectory.boundary for trajectory in beside) == ["", "environment", "environment"]
+        assert all("gave the Plain in which another episode is being played" in t.error for t in beside if t.error)
+        shared.turns = 0
+    one_by_one = play_all(Player(lambda: shared, policy, renderer, Sampling(1.0, 6), window=1), episodes)
+    assert [trajectory.error for trajectory in one_by_one] == ["", "", ""]
 
 
 def test_trajectories_do_not_depend_on_their_company(tiny_model: Any) -> None:
