@@ -211,7 +211,8 @@ class Worker:
             self.kill()
             raise
         if "error" in answer:
-            raise ModuleError(str(answer["error"])[:1000])
+            # What a module raises may hold half a character, which no request to its author could hold.
+            raise ModuleError(str(answer["error"]).encode("utf-8", "replace").decode()[:1000])
         return answer.get("value")
 
     def _write(self, data: bytes, deadline: float) -> None:

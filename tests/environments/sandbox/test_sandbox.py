@@ -13,6 +13,7 @@ import psutil
 import pytest
 from sandbox_attacks import ATTACKS
 
+from environments.contract import content_hash
 from environments.sandbox import workers as sandbox
 from environments.sandbox.confinement import bubblewrap_command
 from environments.sandbox.seccomp import inner_filter, outer_filter
@@ -278,6 +279,14 @@ def test_a_container_that_cannot_be_removed_changes_no_verdict_and_is_told(caplo
     assert "trace-sandbox-1" in caplog.text
     assert pool.call("echo", [1]) == 1
     pool.close()
+
+
+def test_what_a_module_raises_can_be_told_to_its_author():
+    """A smiley as a model writes it in JSON is two halves of a character in Python: no request could hold them."""
+    pool = WorkerPool('def look(x):\n    raise ValueError("no order \\ud83d\\ude0a")\n')
+    with contextlib.closing(pool), pytest.raises(ModuleError, match="no order") as found:
+        pool.call("look", [1])
+    assert content_hash(str(found.value))
 
 
 @pytest.mark.parametrize("argument", [float("nan"), object(), "x" * (2 << 20), {1, 2}])
