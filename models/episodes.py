@@ -7,6 +7,7 @@ has no reward: it is owed again. Only what the agent did counts as its failure.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -114,6 +115,7 @@ class Playing:
 
 # The episodes that are being played in this process, by their environments: what comes twice would mix two of them up.
 _OPEN: WeakValueDictionary[int, Playing] = WeakValueDictionary()
+_OPENING = threading.Lock()
 
 
 class Player:
@@ -167,7 +169,9 @@ class Player:
             )
         playing = Playing(episode, environment, began)
         inner = innermost(environment)
-        if _OPEN.setdefault(id(inner), playing) is not playing:
+        with _OPENING:  # lanes begin several at once
+            other = _OPEN.setdefault(id(inner), playing)
+        if other is not playing:
             raise EnvironmentFault(
                 f"the target's environment() gave the {type(inner).__name__} in which another episode is being played; "
                 "let it build a new one each time"
