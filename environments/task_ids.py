@@ -3,6 +3,7 @@ split and no payload: of two tasks with one id, the second would get the first o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from errors import TargetError, TraceError
 
 def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
     """The fixed tasks of a target by split. Raises TargetError where one is no task of its split, where two have the
-    same id, where the data hash is no text, where families have no lists of capabilities, and where the target's own
-    code fails."""
+    same id, where a split is another one when it is asked for again, where the data hash is no text, where families
+    have no lists of capabilities, and where the target's own code fails."""
     data_hash: Any = _given(target, "data_hash", lambda: target.data_hash)
     if not isinstance(data_hash, str) or not data_hash:
         raise TargetError(
@@ -27,9 +28,34 @@ def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
     for split, tasks in given.items():
         refuse_others(tasks, split)
     refuse_repeats(given)
+    for split, tasks in given.items():
+        _refuse_others_later(target, split, tasks)
     if isinstance(target, Generators):
         _refuse_other_families(_given(target, "families()", target.families), target.name)
     return given
+
+
+def _refuse_others_later(target: Target, split: str, tasks: Sequence[TargetTask]) -> None:
+    """Refuse a split that is another one when it is asked for again: two policies would be compared on tasks that have
+    nothing but their ids in common. Tasks may be added meanwhile."""
+    again = {task.id: _told(task) for task in _given(target, f"tasks({split!r})", partial(target.tasks, split))}
+    changed = next((t.id for t in tasks if t.id in again and _told(t) != again[t.id]), None)
+    if changed is None and tasks and not any(task.id in again for task in tasks):
+        changed = tasks[0].id
+    if changed is not None:
+        raise TargetError(
+            f"tasks({split!r}) of target {target.name!r} gives another task for {changed!r}, or none, when it is asked "
+            "again; give the same tasks every time: draw them from random.Random with a seed of your own"
+        )
+
+
+def _told(task: TargetTask) -> list[Any]:
+    """What makes a task, as it can be compared; a payload that is no JSON is not."""
+    try:
+        payload = json.dumps(task.payload, sort_keys=True, default=lambda value: str(type(value)))
+    except (TypeError, ValueError, RecursionError):
+        payload = ""
+    return [task.family, task.seed, payload]
 
 
 def generated(task: Any, family: str) -> TargetTask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,20 @@ def test_a_generator_gives_a_task_of_the_family_that_was_asked_for(given: Any, s
     with pytest.raises(TargetError, match=said):
         generated(given, "other" if isinstance(given, TargetTask) else "f")
     assert generated(task("x", "g"), "f") == task("x", "g")
+
+
+@pytest.mark.parametrize("named", ["test-1", "test-{}"])
+def test_a_split_is_the_same_when_it_is_asked_for_again(named: str) -> None:
+    drawn = count(1)
+
+    def changing(split: str) -> list[TargetTask]:
+        number = next(drawn) if split == "test" else 0
+        return [TargetTask(named.format(number) if number else split, split, "f", 0, {"n": number})]
+
+    with pytest.raises(TargetError, match="target 'given' gives another task for 'test-1', or none, when it is asked"):
+        checked_tasks(Given(changing))
+
+
+def test_a_split_may_grow() -> None:
+    drawn = count(1)
+    assert checked_tasks(Given(lambda split: [task(f"{split}-{n}", split) for n in range(next(drawn))]))
