@@ -238,7 +238,7 @@ class Analyst:
             raise explained(problem, s.model, s.structured != "text") from problem.__cause__
         cost.add(Spent(1, reply.prompt_tokens, reply.sampled_tokens, reply.dollars))
         if not reply.finish:
-            raise ProviderError(f"{s.model} answered without a choice", transient=True)
+            raise ProviderError(f"{s.model} gave no choice, or one that broke off", transient=True)
         refusal = reply.refusal or ("the provider's filter stopped it" if reply.finish == "content_filter" else "")
         if refusal:
             raise Refused(f"{s.model} refused to answer: {refusal[:300]}")

@@ -239,7 +239,7 @@ def _result(call: str, content: str) -> dict[str, Any]:
 def _action(model: str, reply: Completion) -> Action:
     """The action of a reply. Arguments that are no JSON object make the whole turn malformed: the agent's mistake."""
     if not reply.finish:
-        raise ProviderError(f"{model} answered without a choice", transient=True)
+        raise ProviderError(f"{model} gave no choice, or one that broke off", transient=True)
     content = (reply.content or reply.refusal).strip()
     if reply.finish == "content_filter" and not content:
         raise ProviderError(f"{model}: the provider's filter stopped the turn")

@@ -29,6 +29,11 @@ _ABOUT_CONTEXT = ("context length", "context window", "maximum context", "too ma
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 # A shorter value of such a variable is a switch or a number, and words of the message would go with it.
 _SHORTEST_SECRET = 8
+# What providers behind a gateway of another kind say where their filter took the prompt.
+_ABOUT_FILTER = ("content management policy", "content_filter", "content policy")
+# The reasons for an end of a reply that broke off: OpenRouter's where the provider behind it failed, and vLLM's and
+# SGLang's where the server ended the request. LiteLLM makes "stop" of them, and keeps them beside it.
+_BROKEN_OFF = ("error", "abort")
 _ABOUT_FORMAT = ("response_format", "json_schema", "structured output", "guided")
 
 
@@ -67,7 +72,8 @@ class CalledTool:
 @dataclass(frozen=True)
 class Completion:
     """A reply. `refusal` says why the model refused ("" when it did not), `finish` is the protocol's reason for its end
-    ("" from a provider that gave no choice at all), `model` the name that the provider gave."""
+    ("" without any content from a provider that gave no choice, or whose reply broke off), `model` the name that the
+    provider gave."""
 
     content: str
     calls: tuple[CalledTool, ...] = ()
@@ -137,6 +143,9 @@ def _completion(call: ModelCall, response: Any) -> Completion:
     if not response.choices:
         return Completion("", finish="", **counted)
     choice = response.choices[0]
+    ended = getattr(choice, "provider_specific_fields", None) or {}
+    if ended.get("native_finish_reason") in _BROKEN_OFF or ended.get("error"):
+        return Completion("", finish="", **counted)
     message = choice.message
     # LiteLLM keeps the protocol's `refusal` under the provider's own fields for some providers.
     fields = getattr(message, "provider_specific_fields", None) or {}
@@ -176,7 +185,8 @@ def _failure(call: ModelCall, error: Any) -> CallFailed:
     problem = CallFailed(f"{model} failed ({status or 'no answer'}): {text}", text, status, transient=transient)
     about_context = status == 400 and any(words in str(error).lower() for words in _ABOUT_CONTEXT)
     problem.too_long = about_context or isinstance(error, litellm.ContextWindowExceededError)
-    problem.filtered = isinstance(error, litellm.ContentPolicyViolationError)
+    about_filter = status == 400 and any(words in str(error).lower() for words in _ABOUT_FILTER)
+    problem.filtered = about_filter or isinstance(error, litellm.ContentPolicyViolationError)
     return problem
 
 

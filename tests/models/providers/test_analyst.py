@@ -203,6 +203,7 @@ def filtered(kind):
     [
         (refused("I will not."), "refused to answer: I will not"),
         (filtered("content_policy_violation"), "content filter"),
+        (failed(400, "The response was filtered by Azure OpenAI's content management policy."), "management policy"),
         (failed(400, "This model's maximum context length is 100 tokens"), "maximum context"),
     ],
 )

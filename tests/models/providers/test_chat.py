@@ -274,3 +274,24 @@ def test_a_provider_takes_the_conversation_of_an_environment_whose_results_name_
     assert trajectory.score.success
     results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
     assert results == ["seen", "seen", "(this call was not answered)"]
+
+
+@pytest.mark.parametrize("ended", [{"finish_reason": "abort"}, {"finish_reason": "error", "error": {"code": 502}}])
+def test_a_reply_that_broke_off_is_no_turn_of_the_agents(ended: dict[str, Any], no_waiting: None) -> None:
+    """It has an answer's status: a server that ends what is under way, and a gateway whose provider failed."""
+
+    def broken() -> dict[str, Any]:
+        step = says("I was about to")
+        step["body"]["choices"][0] |= ended
+        return step
+
+    replies = [broken(), calls(("look", {"at": 7})), says("Seen it.")]
+    with agent(lambda n, r: replies[n]) as server:
+        policy = chat(settings(server))
+        trajectory, turns = play(policy)
+        close(policy)
+    assert trajectory.error == ""
+    assert [step.action.content for step in trajectory.steps] == ["", "Seen it."]
+    assert trajectory.score is not None
+    assert trajectory.score.success
+    assert turns.policy.client.cap.spent["openai/scripted"].calls == 3, "what broke off is paid for"
