@@ -73,8 +73,9 @@ class TurnReader:
             read = self._renderer.calls.read(text, self._tools)
             if read.tool_calls and all(call.name in self._names for call in read.tool_calls):
                 action = read
-        rest = "" if action.tool_calls else action.content[self._shown :]
-        return action, rest
+        # What stands around calls is content without the blanks at its beginning, which may have been shown.
+        shown = len(text[: self._shown].lstrip()) if action.tool_calls else self._shown
+        return action, action.content[shown:]
 
     def _text(self, whole: bool = False) -> str:
         """What the ids say, up to the first stop text; without the space that some vocabularies begin with."""
