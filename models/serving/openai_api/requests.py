@@ -157,7 +157,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 def _check_json(value: Any) -> None:
     """Raises `ValueError` for what `json.loads` takes and others cannot: halves of surrogate pairs, which no tokenizer,
-    database or server gets encoded, and nesting that is too deep for whoever reads it next."""
+    database or server gets encoded, numbers that are none, and nesting that is too deep for whoever reads it next."""
     level = [value]
     for _ in range(MOST_LEVELS):
         level = [
@@ -171,9 +171,11 @@ def _check_json(value: Any) -> None:
     else:
         raise ValueError(f"is nested more than {MOST_LEVELS} levels deep; send it flatter")
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise ValueError("holds a text with half of a surrogate pair; send whole characters") from None
+    except ValueError:
+        raise ValueError("holds NaN, or a number that is too large, which are not JSON; send another value") from None
 
 
 def parse_chat(body: dict[str, Any], size: int = 0) -> ChatRequest:
@@ -222,9 +224,15 @@ def _is_function(tool: Any) -> bool:
 def _is_schema(parameters: Any) -> bool:
     """Whether a tool's parameters are an object whose properties are schemas; null means none, as clients send it."""
     properties = {} if parameters is None else parameters.get("properties") if isinstance(parameters, dict) else 0
-    return properties is None or (
-        isinstance(properties, dict) and all(isinstance(schema, dict | bool) for schema in properties.values())
-    )
+    return properties is None or (isinstance(properties, dict) and all(map(_is_property, properties.values())))
+
+
+def _is_property(schema: Any) -> bool:
+    """Whether it is a schema as far as calls are read by it: types, and the schemas that it chooses from."""
+    if not isinstance(schema, dict):
+        return isinstance(schema, bool)
+    parts = [schema.get("anyOf"), schema.get("oneOf")]
+    return all(part is None or (isinstance(part, list) and all(map(_is_property, part))) for part in parts)
 
 
 def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:

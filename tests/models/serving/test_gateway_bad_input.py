@@ -84,6 +84,9 @@ def test_bodies_that_parse_and_cannot_be_used_are_refused_by_name(running: Runni
         ({"metadata": deep(500)}, None, "100 levels"),
         ({"tools": [tool(None), tool([])]}, "tools[1].function.parameters", "is []"),
         ({"tools": [tool({"properties": {"a": 5}})]}, "tools[0].function.parameters", "'a': 5"),
+        ({"tools": [tool({"properties": {"a": {"anyOf": 1}}})]}, "tools[0].function.parameters", "'anyOf': 1"),
+        ({"metadata": {"score": float("nan")}}, None, "NaN"),
+        ({"temperature": float("inf")}, None, "too large"),
     ):
         refused = running.post({"model": "trace", "messages": [SAID], **change})
         assert (refused.status_code, error(refused)["param"]) == (400, param), change
@@ -91,7 +94,9 @@ def test_bodies_that_parse_and_cannot_be_used_are_refused_by_name(running: Runni
     raw = b'{"model": "trace", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}'
     for refused in (running.post(raw), running.post({"conversation": "\ud800", "success": True}, "/v1/feedback")):
         assert (refused.status_code, "surrogate" in error(refused)["message"]) == (400, True)
-    assert running.chat("x", tools=[tool(None), tool({"properties": None})]).status_code == 200
+    choice = {"anyOf": [{"type": "integer"}, {"oneOf": [{"type": "null"}, True]}]}
+    kept = [tool(None), tool({"properties": None}), tool({"properties": {"a": choice, "b": True}})]
+    assert running.chat("x", tools=kept).status_code == 200
 
 
 def test_stop_texts_that_cost_too_much_after_each_token_are_refused(running: Running) -> None:
