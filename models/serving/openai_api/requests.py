@@ -249,7 +249,8 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
         raise ApiError(400, f"stop has too many texts, or one that is too long; give {most}", param="stop")
     if not isinstance(options, dict):
         raise ApiError(400, "stream_options must be an object", param="stream_options")
-    longest = _number(body, "max_completion_tokens", 1, 1 << 20, whole=True)
+    # Of chats alone: a server takes no notice of it in a text completion, whose answer may be as long as max_tokens.
+    longest = _number(body, "max_completion_tokens", 1, 1 << 20, whole=True) if chat else None
     if longest is None:
         longest = _number(body, "max_tokens", 1, 1 << 20, whole=True)
     answers = _number(body, "n", 1, 1 << 20, whole=True)

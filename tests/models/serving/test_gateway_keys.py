@@ -199,6 +199,9 @@ def test_a_request_is_held_for_at_its_longest_and_alone_it_is_let() -> None:
     chat = {"model": "trace", "messages": [{"role": "user", "content": "x"}]}
     assert most_tokens(parse_chat(chat, 400)) == 100 + keys_file.UNNAMED
     assert most_tokens(parse_chat(chat | {"max_tokens": 50, "n": 2}, 400)) == 200
+    longest = {"max_tokens": 500, "max_completion_tokens": 50}  # the latter is of chats alone
+    assert most_tokens(parse_chat(chat | longest, 400)) == 150
+    assert most_tokens(parse_completion({"model": "trace", "prompt": "x"} | longest, 400)) == 600
     first = keys.hold("anna", 5000)
     with pytest.raises(ApiError, match="requests in flight may need what is left"):
         keys.hold("anna", 1)
