@@ -158,6 +158,11 @@ class TrainSettings(Part):
         description="conversations of each family that it learns from, with reference solutions for what has not "
         "succeeded; it is then made first, and other trainings go on from it; 0: from successes alone, last",
     )
+    shown: int = Field(
+        0, ge=0,
+        description="episodes of each family that what is live does not master, played with advice, of which a "
+        "generalist is made first, twice over, or once behind what learnt demonstrations; 0: none",
+    )  # fmt: skip
     recall_rate: float | None = Field(
         None, gt=0, description="learning rate where nothing but successes is learnt from; none: learning_rate"
     )
@@ -172,8 +177,14 @@ class TrainSettings(Part):
 
     @property
     def generalist_first(self) -> bool:
-        """Whether a first round makes its generalist before it looks for what is lacking: from demonstrations."""
-        return bool(self.generalist and self.demonstrations)
+        """Whether a first round makes its generalist before it looks for what is lacking: from demonstrations, or from
+        what it is shown with advice."""
+        return bool(self.generalist and (self.demonstrations or self.shows))
+
+    @property
+    def shows(self) -> bool:
+        """Whether what is made first is shown scenarios with advice."""
+        return bool(self.shown and self.hints)
 
     @field_validator("delta")
     @classmethod

@@ -31,9 +31,9 @@ from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.learning.demonstrated import demonstrations
-from tasks.synthesis.learning.generalist import SAMPLES as ADVISED
-from tasks.synthesis.learning.generalist import SCENARIOS, play_advised
 from tasks.synthesis.learning.recalling import COLUMNS, FAMILY, learn, picked
+from tasks.synthesis.learning.shown import SAMPLES as ADVISED
+from tasks.synthesis.learning.shown import SCENARIOS, play_advised
 from tasks.synthesis.learning.training import training_settings
 
 EXPERT_ITERATION, CONTEXT_DISTILLATION, DEMONSTRATIONS = "expert-iteration", "context-distillation", "demonstrations"
@@ -81,7 +81,7 @@ def context_distillation(run: SeedRun, context: Context, account: Account) -> An
     paid = min(SHOWN, left // (len(families) * SCENARIOS * ADVISED))
 
     def play(number: int, samples: int, latest: AdapterRow | None) -> list[str]:
-        return play_advised(context, environment, families, "training", number, latest)
+        return play_advised(context, environment, families, "training", str(number), latest)
 
     return _iterated(context, CONTEXT_DISTILLATION, [ADVISED] * paid, play)
 

@@ -28,7 +28,7 @@ from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
 from tasks.synthesis.choosing import retained
-from tasks.synthesis.learning.generalist import SAMPLES, SCENARIOS
+from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS, TURNS
 from tasks.synthesis.starting import MOST
 from tasks.synthesis.transfer import first_third
 
@@ -102,7 +102,7 @@ def plan_of(
     adapters += s.selection.most * routed
     if t.generalist:  # it may be about all families, and with demonstrations its diagnosis is mined
         adapters += most["validation"] * trials
-        adapters += most["diagnosis"] * s.rollout.trials if t.demonstrations else routed
+        adapters += most["diagnosis"] * s.rollout.trials if t.generalist_first else routed
     # Base, live release and candidate, and a few of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
     families = Counter(task.family for task in target.tasks("validation")).values()
@@ -125,7 +125,7 @@ def plan_of(
         collections=t.collections,
         transfer=looked,
         written=s.synthesizer.kind == "llm",
-        generalist=again + (0 if t.demonstrations else _shown(target)) if t.generalist else 0,
+        generalist=again + _shown(s, target) if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,
@@ -145,9 +145,14 @@ def _calibrations(settings: Settings, champions: Collection[str]) -> int:
     return (2 if train.hints else 1) * (2 if behind else 1)
 
 
-def _shown(target: Target) -> int:
+def _shown(settings: Settings, target: Target) -> int:
     """The most episodes that show a generalist what is missing: of every family."""
-    return len(target.families()) * SCENARIOS * SAMPLES if isinstance(target, Generators) else 0
+    t = settings.train
+    if t.shows:
+        each = t.shown * (TURNS - bool(t.demonstrations))
+    else:
+        each = 0 if t.demonstrations else SCENARIOS * SAMPLES
+    return each * len(target.families()) if isinstance(target, Generators) else 0
 
 
 def _own_tasks(target: Target, capabilities: int, most: int) -> int:

@@ -20,37 +20,31 @@ knows nothing of; the generalist has met every kind of task.
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from db import GENERALIST, AdapterRow, CapabilityRow, SelectionRow, TrajectoryRow, row_id
-from environments.contract import Generators, Target, TargetTask
+from db import GENERALIST, CapabilityRow, SelectionRow, TrajectoryRow, row_id
+from environments.contract import Generators, Target
 from environments.synthesized.composed import ComposedEnvironment
-from environments.synthesized.hints import Advised, advised
 from errors import Untrainable
-from models.episodes import Episode
 from models.training.records import TrainingSettings
-from tasks.measuring.lineup import champion_of, held, load_member, try_on_diagnosis
-from tasks.round.adapters import adapter_id, own_adapter, registered
+from tasks.measuring.lineup import champion_of, try_on_diagnosis
+from tasks.round.adapters import own_adapter, registered
 from tasks.round.context import Context
-from tasks.round.engine import Playground
 from tasks.round.results import CalibrateResult, RegisterResult
-from tasks.round.rollouts import round_seed
 from tasks.round.target_prompt import first_opening
-from tasks.synthesis.calibration import FIGURES, HINT
+from tasks.synthesis.calibration import FIGURES
 from tasks.synthesis.environments import MASTERED, composed_of, stored_environment
 from tasks.synthesis.learning.demonstrated import demonstrations
 from tasks.synthesis.learning.recalling import Learnt, learn, successes
+from tasks.synthesis.learning.shown import TURNS, show_lacking, show_missing
 from tasks.synthesis.starting import trainable_champion
 
 logger = logging.getLogger("trace")
 
 DEFINITION = "All that the round trained for and whatever else is not mastered, learnt from what has succeeded."
 LAST = "The round makes it last, of every success that it has seen."
-FIRST = "The round makes it first, of the base's successes and of reference solutions; what it lacks is trained next."
-# A family with fewer successes to learn from is shown with advice: so many scenarios of it, so many times each.
-FEW, SCENARIOS, SAMPLES = 16, 8, 4
+FIRST = "The round makes it first, of successes and of reference solutions; what it lacks is trained next."
 
 
 def specialists(capabilities: Sequence[str]) -> list[str]:
@@ -166,9 +160,7 @@ def calibrated_by_parts(context: Context) -> CalibrateResult:
     parts = [context.result(CalibrateResult, c) for c in _parts(context)]
     figures = {name: sum(getattr(part, name) for part in parts) / max(1, len(parts)) for name in FIGURES}
     if not parts:
-        return CalibrateResult(
-            accepted=True, reason="accepted: no other adapter was made, it has demonstrations", **figures
-        )
+        return CalibrateResult(accepted=True, reason="accepted: no other adapter was made, it comes first", **figures)
     reason = f"accepted: its {len(parts)} parts were calibrated, and these are the means of their figures"
     return CalibrateResult(accepted=True, reason=reason, **figures)
 
@@ -180,8 +172,27 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
     try_on_diagnosis(context, _parts(context))
     environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
     assert isinstance(environment, ComposedEnvironment)
-    if not train.demonstrations:
-        show_missing(context, environment)
+    if not (train.shows and comes_first(context)):
+        if not train.demonstrations:
+            show_missing(context, environment)
+        return _learnt(context, environment, environment_id, settings)
+    latest = None
+    for turn in range(1, TURNS + 1):
+        # With reference solutions there is something to begin from.
+        if latest is not None or not train.demonstrations:
+            show_lacking(context, environment, turn, latest)
+        if turn < TURNS and (taught := _learnt(context, environment, None, settings, f"{GENERALIST}-{turn}")):
+            context.registry.end_run(taught.run)
+            latest = taught.adapter
+    return _learnt(context, environment, environment_id, settings)
+
+
+def _learnt(
+    context: Context, environment: ComposedEnvironment, environment_id: str | None, settings: TrainingSettings,
+    name: str = GENERALIST,
+) -> Learnt | None:  # fmt: skip
+    """What has learnt from all that has succeeded so far, and from as many reference solutions as are owed beside."""
+    train = context.settings.train
     found = successes(context)
     owed = _owed(environment, found, train.demonstrations)
     try:
@@ -193,56 +204,13 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
         shown = []
     if not found and not shown:
         return None
-    return learn(context, GENERALIST, found, settings, train.generalist, environment_id, shown, list(owed))
+    return learn(context, name, found, settings, train.generalist, environment_id, shown, list(owed))
 
 
 def _owed(environment: ComposedEnvironment, found: Sequence[TrajectoryRow], count: int) -> dict[str, int]:
     """How many reference solutions of which family of the target make `count` conversations with what was `found`."""
     there = Counter(row.family for row in found)
     return {f: count - there[f] for f in sorted(environment.generators.families()) if there[f] < count}
-
-
-def show_missing(context: Context, environment: ComposedEnvironment) -> None:
-    """Have the base play scenarios with advice of those of the environment's families that have fewer than FEW
-    successes to learn from, as many as the budget pays for where there is one, those with the fewest first."""
-    spec = environment.spec
-    # Without what an earlier attempt of this stage has shown: it would show less.
-    there = Counter(row.family for row in successes(context, without=spec.id))
-    missing = sorted((f for f in spec.families if there[f] < FEW), key=lambda f: (there[f], f))
-    if context.budget is not None:
-        done = context.store.trajectory_frame(context.round.id, columns=["id"], environment=spec.id, group_id=HINT)
-        paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST)) + len(done)
-        missing = missing[: paid // (SCENARIOS * SAMPLES)]
-    if context.settings.train.hints:
-        play_advised(context, environment, missing, "calibration", context.round.number)
-
-
-def play_advised(
-    context: Context, environment: ComposedEnvironment, families: Sequence[str], purpose: str, draw: int,
-    start: AdapterRow | None = None,
-) -> list[str]:  # fmt: skip
-    """Trajectory ids of SCENARIOS scenarios of each family, with advice, SAMPLES times each, played by the base or what
-    begins from `start`. No training draws these scenarios, and no other `draw` has them."""
-    settings, spec = context.settings, environment.spec
-    at, tokens = settings.train.temperature, settings.rollout.max_tokens
-    make, scope = (lambda: Advised(environment.environment())), f"{spec.id}|{at}|{tokens}|{HINT}"
-    adapter, name = start.id if start else None, load_member(context, spec.capability, start.id) if start else None
-    ground = Playground(make, spec.id, purpose, at, tokens, adapter, HINT, scope)
-    told = [
-        advised(task, advice)
-        for family in families
-        for task in (_scenario(environment, family, draw, place) for place in range(SCENARIOS))
-        if (advice := environment.advice(task))
-    ]
-    seed = round_seed(settings.seed, context.round.number)
-    episodes = [Episode("", task, seed, k, name) for task in told for k in range(SAMPLES)]
-    with held(context, name):
-        return context.engine.play(ground, episodes, f"shown with advice: {', '.join(families)}")
-
-
-def _scenario(environment: ComposedEnvironment, family: str, draw: int, place: int) -> TargetTask:
-    rng = random.Random(f"{environment.spec.id}:shown:{draw}:{family}:{place}")
-    return environment.drawn(family, rng)
 
 
 def _parts(context: Context) -> list[str]:
@@ -252,6 +220,6 @@ def _parts(context: Context) -> list[str]:
 
 def _fewest(context: Context) -> int:
     """Adapters of capabilities without which there is nothing to bring together."""
-    if context.settings.train.demonstrations:
+    if context.settings.train.generalist_first:
         return 0
     return 1 if champion_of(context, GENERALIST) else 2

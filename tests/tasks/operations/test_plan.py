@@ -13,7 +13,7 @@ from environments.contract import Target
 from environments.targets.catalogue import load_target
 from settings import PROFILES, load_settings
 from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
-from tasks.synthesis.learning.generalist import SAMPLES, SCENARIOS
+from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
 from tests.db.store_examples import trajectory
 from tests.tasks.counting_target import target
