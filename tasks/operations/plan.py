@@ -28,7 +28,7 @@ from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
 from tasks.synthesis.choosing import retained
-from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS, TURNS
+from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS, TURNS, first_shown
 from tasks.synthesis.starting import MOST
 from tasks.synthesis.transfer import first_third
 
@@ -149,7 +149,7 @@ def _shown(settings: Settings, target: Target) -> int:
     """The most episodes that show a generalist what is missing: of every family."""
     t = settings.train
     if t.shows:
-        each = t.shown * (TURNS - bool(t.demonstrations))
+        each = t.shown * (1 + TURNS - first_shown(t))
     else:
         each = 0 if t.demonstrations else SCENARIOS * SAMPLES
     return each * len(target.families()) if isinstance(target, Generators) else 0

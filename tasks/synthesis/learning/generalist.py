@@ -37,7 +37,7 @@ from tasks.synthesis.calibration import FIGURES
 from tasks.synthesis.environments import MASTERED, composed_of, stored_environment
 from tasks.synthesis.learning.demonstrated import demonstrations
 from tasks.synthesis.learning.recalling import Learnt, learn, successes
-from tasks.synthesis.learning.shown import TURNS, show_lacking, show_missing
+from tasks.synthesis.learning.shown import TURNS, first_shown, show_lacking, show_missing
 from tasks.synthesis.starting import trainable_champion
 
 logger = logging.getLogger("trace")
@@ -178,8 +178,7 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
         return _learnt(context, environment, environment_id, settings)
     latest = None
     for turn in range(1, TURNS + 1):
-        # With reference solutions there is something to begin from.
-        if latest is not None or not train.demonstrations:
+        if turn >= first_shown(train):
             show_lacking(context, environment, turn, latest)
         if turn < TURNS and (taught := _learnt(context, environment, None, settings, f"{GENERALIST}-{turn}")):
             context.registry.end_run(taught.run)

@@ -17,6 +17,7 @@ from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
 from models.episodes import Episode
+from settings_parts import TrainSettings
 from tasks.measuring.lineup import held, load_member
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
@@ -27,8 +28,14 @@ from tasks.synthesis.learning.recalling import successes
 
 # A family with fewer successes to learn from is shown with advice: so many scenarios of it, so many times each.
 FEW, SCENARIOS, SAMPLES = 16, 8, 4
-# How often one that is made first is shown scenarios, each time as many and others, once each.
+# Turns in which one that is made first learns; in each it is shown as many scenarios, and others, once each.
 TURNS = 2
+
+
+def first_shown(train: TrainSettings) -> int:
+    """The first turn in which one that is made first is shown anything: where it has reference solutions to begin from,
+    the bare base is shown nothing."""
+    return 2 if train.demonstrations else 1
 
 
 def show_missing(context: Context, environment: ComposedEnvironment) -> None:
@@ -47,7 +54,8 @@ def show_lacking(context: Context, environment: ComposedEnvironment, turn: int, 
     environment's families, as many families as the budget pays for where there is one. A `turn` has the same scenarios
     whenever it is asked for."""
     count, draw = context.settings.train.shown, f"{context.round.number}.{turn}"
-    families = _paid(context, environment, environment.spec.families, TURNS * count)
+    each = count * (1 + TURNS - first_shown(context.settings.train))
+    families = _paid(context, environment, environment.spec.families, each)
     play_advised(context, environment, families, "calibration", draw, latest, count, 1)
 
 

@@ -73,6 +73,10 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert last.generalist == plain.fresh, "a target without generators has nothing to show"
     shop = plan_of(load_settings(profile="laptop", train=train | {"generalist": 5}), load_target("shop"))
     assert shop.generalist == 20 * SCENARIOS * SAMPLES + plain.fresh
+    for demonstrations, turns in ((0, 2), (3, 1)):
+        first = train | {"generalist": 5, "shown": 7, "demonstrations": demonstrations}
+        shown = plan_of(load_settings(profile="laptop", train=first), load_target("shop"))
+        assert shown.generalist == 20 * 7 * turns + plain.fresh, "it is shown scenarios in turns, when it comes first"
     diagnosis, validation = (len(target.tasks(split)) for split in ("diagnosis", "validation"))
     assert last.evaluation - plain.evaluation == diagnosis + validation * laptop.evaluation.validation_trials
     assert last.rollouts == plain.rollouts + last.generalist + last.evaluation - plain.evaluation

@@ -12,26 +12,20 @@ from typing import Any
 import pytest
 
 from db import GENERALIST
-from environments.synthesized.hints import is_advised
 from environments.targets.shop.target import target
 from errors import Untrainable
 from models.adapters.files import CONFIG
 from models.training.lora import PROJECTIONS
 from settings import load_settings
 from tasks.round.results import CalibrateResult, TrainResult
-from tasks.synthesis.calibration import HINT
 from tasks.synthesis.environments import compose
 from tasks.synthesis.learning import generalist
 from tasks.synthesis.learning.generalist import (
-    FEW,
-    SAMPLES,
-    SCENARIOS,
     beginning_of,
     beginnings_of,
     calibrated_by_parts,
     comes_first,
     compose_generalist,
-    show_missing,
     specialists,
     wanted,
 )
@@ -146,49 +140,6 @@ def test_its_figures_are_the_means_of_its_parts(settings_folder: Any, trained: l
     assert "2 parts" in found.reason
 
 
-def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
-    settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every family of its environment with too few successes, those with the fewest first, each scenario with advice,
-    by the bare base, for the same episodes whenever it is asked."""
-    environment, _ = compose_generalist(context_of(), target(), SUCCESS)
-    assert environment is not None
-    families = environment.spec.families
-    had = dict.fromkeys(families, FEW) | {"item_price": 0, "refund_part": 3}
-    monkeypatch.setattr(
-        generalist,
-        "successes",
-        lambda context, without: [SimpleNamespace(family=f) for f, n in had.items() for _ in range(n)],
-    )
-    played: list[Any] = []
-
-    def shown(**changes: Any) -> list[Any]:
-        context = context_of(**changes.pop("settings", {}))
-        context.round.number, context.budget = 1, changes.get("budget")
-        context.store = SimpleNamespace(trajectory_frame=lambda *given, **more: changes.get("stored", ()))
-        context.engine = SimpleNamespace(play=lambda ground, episodes, what: played.append((ground, list(episodes))))
-        before = len(played)
-        show_missing(context, environment)
-        return [e.task for _, episodes in played[before:] for e in episodes]
-
-    tasks = shown()
-    assert list(dict.fromkeys(t.family for t in tasks)) == ["item_price", "refund_part"]
-    assert all(is_advised(t) for t in tasks)
-    assert all(count == SAMPLES for count in Counter(t.id for t in tasks).values())
-    assert len(tasks) == 2 * SCENARIOS * SAMPLES
-    ground, episodes = played[-1]
-    assert {e.adapter for e in episodes} == {None}
-    assert (ground.purpose, ground.group) == ("calibration", HINT)
-    assert [t.id for t in shown()] == [t.id for t in tasks]
-    paid = SimpleNamespace(for_training=lambda adapter: SCENARIOS * SAMPLES + 5)
-    assert {t.family for t in shown(budget=paid)} == {"item_price"}
-    stored = range(SCENARIOS * SAMPLES)  # what an earlier attempt has played, and paid for
-    assert {t.family for t in shown(budget=SimpleNamespace(for_training=lambda adapter: 5), stored=stored)} == {
-        "item_price"
-    }
-    assert shown(settings={"train": {"generalist": 3, "demonstrations": 0, "hints": 0.0}}) == []
-
-
 def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +173,49 @@ def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     monkeypatch.setattr(generalist, "successes", lambda context: rows)
     generalist.learn_generalist(plain, "e", None)  # type: ignore[arg-type]
     assert asked[-1] == {}, "the setting is off"
+
+
+@pytest.mark.parametrize(("demonstrations", "turns"), [(0, ["none 1", "generalist-1 2"]), (7, ["generalist-1 2"])])
+def test_one_that_comes_first_is_shown_scenarios_in_turns(
+    settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch, demonstrations: int, turns: list[str]
+) -> None:
+    """What one turn has made plays the next, the last of which makes the generalist; with reference solutions to begin
+    from the bare base is shown nothing."""
+    trained.clear()
+    told, learnt = list[str](), list[Any]()
+    context = context_of(train={"generalist": 3, "demonstrations": demonstrations, "shown": 5})
+    context.base, context.registry = SimpleNamespace(renderer=None), SimpleNamespace(end_run=told.append)
+    environment, _ = compose_generalist(context, target(), SUCCESS)
+    monkeypatch.setattr(generalist, "try_on_diagnosis", lambda context, capabilities: None)
+    monkeypatch.setattr(generalist, "stored_environment", lambda *given: environment)
+    monkeypatch.setattr(generalist, "successes", lambda context: [SimpleNamespace(family="item_price")])
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: ["one"] if any(given[3].values()) else [])
+    monkeypatch.setattr(
+        generalist, "show_lacking", lambda context, environment, turn, latest: told.append(f"{latest or 'none'} {turn}")
+    )
+
+    def learn(context: Any, name: str, found: Any, settings: Any, passes: int, environment_id: Any, *given: Any) -> Any:
+        learnt.append((name, environment_id, given[0]))
+        return SimpleNamespace(adapter=name, run=f"run of {name}")
+
+    monkeypatch.setattr(generalist, "learn", learn)
+    assert comes_first(context)
+    assert generalist.learn_generalist(context, "e", None).adapter == GENERALIST  # type: ignore[arg-type, union-attr, comparison-overlap]
+    assert told == [*turns[:-1], "run of generalist-1", turns[-1]]
+    solutions = ["one"] if demonstrations else []
+    assert learnt == [("generalist-1", None, solutions), (GENERALIST, "e", solutions)]
+    # Once one is live, there is nothing to be made first, and nothing is shown in turns.
+    told.clear()
+    monkeypatch.setattr(generalist, "show_missing", lambda context, environment: told.append("missing"))
+    generalist.learn_generalist(live(context, GENERALIST), "e", None)  # type: ignore[arg-type]
+    assert told == ([] if demonstrations else ["missing"])
+
+
+def test_it_comes_first_where_there_is_something_to_learn_from_beforehand(settings_folder: Any) -> None:
+    assert not comes_first(context_of())
+    assert comes_first(context_of(train={"generalist": 3, "demonstrations": 0, "shown": 5}))
+    assert not comes_first(context_of(train={"generalist": 3, "demonstrations": 0, "shown": 5, "hints": 0.0}))
+    assert not comes_first(context_of(train={"generalist": 0, "demonstrations": 0, "shown": 5}))
 
 
 def test_without_a_solution_that_fits_the_base_it_learns_from_what_has_succeeded_and_says_so(
