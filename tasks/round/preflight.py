@@ -196,9 +196,9 @@ def check_trainings(settings: Settings) -> None:
     if settings.train.carries:
         t = settings.train
         raise ConfigurationError(
-            f"{said}with train.carry = {str(t.carry).lower()} and train.demonstrations = {t.demonstrations} a training "
-            "begins from the round's earlier ones, so that they come one after another; set devices.trainings = 1, or "
-            "train.carry = false and train.demonstrations = 0"
+            f"{said}with train.carry = {str(t.carry).lower()}, train.demonstrations = {t.demonstrations} and "
+            f"train.shown = {t.shown} a training begins from the round's earlier ones, so that they come one after "
+            "another; set devices.trainings = 1, or train.carry = false, train.demonstrations = 0 and train.shown = 0"
         )
     if settings.devices.sleep:
         raise ConfigurationError(
