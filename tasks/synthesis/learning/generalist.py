@@ -180,7 +180,9 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
     for turn in range(1, TURNS + 1):
         if turn >= first_shown(train):
             show_lacking(context, environment, turn, latest)
-        if turn < TURNS and (taught := _learnt(context, environment, None, settings, f"{GENERALIST}-{turn}")):
+        # What plays the next turn needs no more than to follow advice.
+        half = train.recall_steps // 2
+        if turn < TURNS and (taught := _learnt(context, environment, None, settings, f"{GENERALIST}-{turn}", half)):
             context.registry.end_run(taught.run)
             latest = taught.adapter
     return _learnt(context, environment, environment_id, settings)
@@ -188,7 +190,7 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
 
 def _learnt(
     context: Context, environment: ComposedEnvironment, environment_id: str | None, settings: TrainingSettings,
-    name: str = GENERALIST,
+    name: str = GENERALIST, least: int | None = None,
 ) -> Learnt | None:  # fmt: skip
     """What has learnt from all that has succeeded so far, and from as many reference solutions as are owed beside."""
     train = context.settings.train
@@ -203,7 +205,7 @@ def _learnt(
         shown = []
     if not found and not shown:
         return None
-    return learn(context, name, found, settings, train.generalist, environment_id, shown, list(owed))
+    return learn(context, name, found, settings, train.generalist, environment_id, shown, list(owed), least)
 
 
 def _owed(environment: ComposedEnvironment, found: Sequence[TrajectoryRow], count: int) -> dict[str, int]:

@@ -108,16 +108,20 @@ def conversation_of(row: TrajectoryRow, renderer: Renderer, prompt: Prompt) -> C
 def learn(
     context: Context, name: str, successes: Sequence[TrajectoryRow], wanted: TrainingSettings, passes: int,
     environment_id: str | None = None, demonstrations: Sequence[Conversation] = (), of: Sequence[str] = (),
+    least: int | None = None,
 ) -> Learnt:  # fmt: skip
     """An adapter that has learnt from `successes`, and from `demonstrations` `of` these families, in so many passes,
-    and more where these come to fewer than `train.recall_steps` steps: it is steps that teach, and a few conversations
-    make few. It is stored under `name`, which is unique in the round: the capability's, where an environment is given.
+    and more where these come to fewer than `least` steps (None: `train.recall_steps`): it is steps that teach, and a
+    few conversations make few. It is stored under `name`, which is unique in the round: the capability's, where an environment is given.
     It is made once; a process that follows one that died resumes it."""
     round_id, train = context.round.id, context.settings.train
     identity, output = adapter_id(round_id, name), context.folder / "training" / name
     settings = replace(
         wanted,
-        steps=max(train.recall_steps, recall_steps(len(successes) + len(demonstrations), passes, wanted)),
+        steps=max(
+            train.recall_steps if least is None else least,
+            recall_steps(len(successes) + len(demonstrations), passes, wanted),
+        ),
         learning_rate=train.recall_rate or wanted.learning_rate,
         temperature=1.0,  # likelihood as the model has it: nothing is sampled
         shuffled=False,

@@ -161,7 +161,7 @@ def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     context.base = SimpleNamespace(renderer=None)
     learnt = generalist.learn_generalist(context, "e", None)  # type: ignore[arg-type]
     assert asked == [{"item_price": 7, "swap_delivered": 2}]
-    assert learnt[2:] == (rows, None, 3, "e", ["one"], ["item_price", "swap_delivered"])  # type: ignore[index]
+    assert learnt[2:] == (rows, None, 3, "e", ["one"], ["item_price", "swap_delivered"], None)  # type: ignore[index]
     assert calibrated_by_parts(context).goes_on
     monkeypatch.setattr(generalist, "successes", lambda context: [])
     monkeypatch.setattr(generalist, "demonstrations", lambda *given: [])
@@ -183,7 +183,7 @@ def test_one_that_comes_first_is_shown_scenarios_in_turns(
     from the bare base is shown nothing."""
     trained.clear()
     told, learnt = list[str](), list[Any]()
-    context = context_of(train={"generalist": 3, "demonstrations": demonstrations, "shown": 5})
+    context = context_of(train={"generalist": 3, "demonstrations": demonstrations, "shown": 5, "recall_steps": 36})
     context.base, context.registry = SimpleNamespace(renderer=None), SimpleNamespace(end_run=told.append)
     environment, _ = compose_generalist(context, target(), SUCCESS)
     monkeypatch.setattr(generalist, "try_on_diagnosis", lambda context, capabilities: None)
@@ -195,7 +195,7 @@ def test_one_that_comes_first_is_shown_scenarios_in_turns(
     )
 
     def learn(context: Any, name: str, found: Any, settings: Any, passes: int, environment_id: Any, *given: Any) -> Any:
-        learnt.append((name, environment_id, given[0]))
+        learnt.append((name, environment_id, given[0], given[2]))
         return SimpleNamespace(adapter=name, run=f"run of {name}")
 
     monkeypatch.setattr(generalist, "learn", learn)
@@ -203,7 +203,7 @@ def test_one_that_comes_first_is_shown_scenarios_in_turns(
     assert generalist.learn_generalist(context, "e", None).adapter == GENERALIST  # type: ignore[arg-type, union-attr, comparison-overlap]
     assert told == [*turns[:-1], "run of generalist-1", turns[-1]]
     solutions = ["one"] if demonstrations else []
-    assert learnt == [("generalist-1", None, solutions), (GENERALIST, "e", solutions)]
+    assert learnt == [("generalist-1", None, solutions, 18), (GENERALIST, "e", solutions, None)]
     # Once one is live, there is nothing to be made first, and nothing is shown in turns.
     told.clear()
     monkeypatch.setattr(generalist, "show_missing", lambda context, environment: told.append("missing"))
