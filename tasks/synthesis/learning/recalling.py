@@ -112,8 +112,8 @@ def learn(
 ) -> Learnt:  # fmt: skip
     """An adapter that has learnt from `successes`, and from `demonstrations` `of` these families, in so many passes,
     and more where these come to fewer than `least` steps (None: `train.recall_steps`): it is steps that teach, and a
-    few conversations make few. It is stored under `name`, which is unique in the round: the capability's, where an environment is given.
-    It is made once; a process that follows one that died resumes it."""
+    few conversations make few. It is stored under `name`, which is unique in the round: the capability's, where an
+    environment is given. It is made once; a process that follows one that died resumes it."""
     round_id, train = context.round.id, context.settings.train
     identity, output = adapter_id(round_id, name), context.folder / "training" / name
     settings = replace(
