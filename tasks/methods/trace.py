@@ -117,7 +117,7 @@ def after_training(context: Context, selected: list[str]) -> int:
     """The most episodes that a round needs from here on beside its trainings' own: to choose and measure adapters on
     fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
     tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
-    if generalist.comes_first(context) and context.found(SelectResult) is None:
+    if not selected and generalist.comes_first(context) and context.found(SelectResult) is None:
         # It is shown what the smallest round that begins with it leaves over, which plays the diagnosis once more.
         played = len(context.tasks("diagnosis")) * context.settings.rollout.trials
         draws = isinstance(context.target, Drawable)

@@ -271,6 +271,9 @@ def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_f
     assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, both, False, 2)
     found[TrainResult, GENERALIST] = done
     assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, both, False, 2, 1)
+    # Before anything is selected it is shown no more than the smallest round leaves over.
+    played = 6 * settings.rollout.trials
+    assert after_training(context, []) == trace.least_episodes(settings, 6, 6, False) - played > 0
 
 
 def test_more_seeds_than_anybody_could_wait_for_are_one_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_without_gpus_threads_are_dealt_out(machine: Any, monkeypatch: pytest.Mo
 PAID = {"target_user": "litellm:openai/someone", "devices": {"trainings": 2}}
 ALONE = {"train": {"carry": False, "demonstrations": 0}}  # else the default profile is refused first
 TOGETHER: list[tuple[dict[str, Any], str]] = [
-    ({"train": {"carry": True}}, r"= 2, and with train\.carry = true .* set devices\.trainings = 1, or train\.carry"),
+    ({"train": {"carry": True}}, r"= 2, and with train\.carry = true, .* set devices\.trainings = 1, or train\.carry"),
     ({"train": {"generalist": 1, "demonstrations": 2}}, r"train\.demonstrations = 2 .* train\.demonstrations = 0"),
     ({"devices": {"trainings": 2, "sleep": True}}, r"devices\.sleep = true .* answer no other; set"),
     ({"selection": {"most": 1}}, r"= 2, and a round trains selection\.most = 1 capabilities at most; lower"),
