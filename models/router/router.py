@@ -8,7 +8,7 @@ Label: the base model reads a letter per candidate (`models/router/label_prompt.
 It abstains (no adapter) from a class that is less probable than validation showed to be worth it. A request further
 from every training episode than any of them is from the others is unlike all of them, and no neighbour of it says
 anything: it gets the one class that was found to do best on what it was not made for, or no adapter. A regression
-goes on beyond its examples: where there is such a class it decides there, too.
+goes on beyond its examples: where there is such a class it decides there, too, if it is sure enough of another.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ SMOOTHING = 0.01
 # How far apart, in cosine, the same opening may come out in two batches: where all of a family open alike, nothing else
 # lies between a request and them, and it is not unlike them for that.
 ROUNDING = 0.02
+# How many times as probable as the adapter that is proven beyond its own families another class has to be, for what no
+# example is like: there a regression goes on where it has seen nothing (benchmarks/README.md).
+SURER = 2.0
 TEMPERATURES = tuple(float(t) for t in np.geomspace(0.003, 1.0, 24))
 VECTORS, FIELDS = "router.safetensors", "router.json"
 TUPLES = ("labels", "ids", "layers", "weights", "offsets")
@@ -81,9 +84,9 @@ class Router:
     say how many votes a row has (empty: each one). `source`
     names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. A request whose nearest
     training row has a similarity below `near` is answered by `unlike` ("": no adapter; else a linear one decides there
-    as everywhere); none is chosen by a probability below `certain`. `slopes` (d, classes) and `offsets` (classes,) give
-    the success that is expected of each class on a vector less `centre`, and `sharpness` is its factor in the exponent
-    of a probability (`expecting` sets all three).
+    for another that is SURER times as probable); none is chosen by a probability below `certain`. `slopes` (d, classes)
+    and `offsets` (classes,) give the success that is expected of each class on a vector less `centre`, and `sharpness`
+    is its factor in the exponent of a probability (`expecting` sets all three).
     """
 
     mode: str
@@ -236,8 +239,11 @@ class Router:
         best, abstains = probabilities.argmax(axis=1), probabilities.max(axis=1) < self.certain
         unlike = np.zeros(len(best), dtype=bool) if novel is None else novel
         # Where an adapter is proven beyond its own families, a regression says better than a rule who answers what no
-        # example is like; the base has it where none is.
+        # example is like, if it is sure enough; the base has it where none is.
         ruled = unlike & (self.mode != "linear" or not self.unlike)
+        if self.unlike and self.mode == "linear" and self.unlike in names:
+            proven = probabilities[:, names.index(self.unlike)]
+            ruled = unlike & (probabilities.max(axis=1) < SURER * proven)
         chosen = [self.unlike if ruled[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
         each = 1000 * (time.perf_counter() - began) / max(1, len(best))
         return [

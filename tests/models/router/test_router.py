@@ -12,7 +12,7 @@ import pytest
 from errors import ConfigurationError, StoreError
 from models.router.first_observation import LAYERS, layer_range
 from models.router.label_prompt import Candidate, label_prompt
-from models.router.router import RouteDecision, Router
+from models.router.router import SURER, RouteDecision, Router
 from models.router.validation import accuracy, confusion
 
 
@@ -98,6 +98,13 @@ def test_a_regression_decides_on_what_is_unlike_all_where_an_adapter_is_proven_t
     assert [(d.capability, d.unlike, d.mixture(0.9)) for d in decided] == [("move", True, {"move": 1.0})] * 2
     assert [d.capability for d in linear.decide(strange)] == ["", ""]
     assert [d.capability for d in replace(plain, unlike="refund").decide(strange)] == ["refund", "refund"]
+    # Who is hardly more probable than the one that is proven there does not take its place, but for what is not unlike.
+    flat = replace(linear, unlike="refund", sharpness=0.01)
+    assert max(d.probabilities["move"] / d.probabilities["refund"] for d in flat.decide(strange)) < SURER
+    assert [(d.capability, d.unlike) for d in flat.decide(strange)] == [("refund", True)] * 2
+    known = rows[~linear.novel(rows)]
+    assert {d.capability for d in flat.decide(known)} == {"", "move", "refund"}
+    assert [d.capability for d in flat.decide(known)] == [d.capability for d in linear.decide(known)]
 
 
 def test_rows_that_are_insisted_on_outvote_what_lies_around_them(tmp_path: Path) -> None:
