@@ -7,9 +7,10 @@ the router needs anyway. Nothing is played for its training but what shows it th
 (`show_missing`): some scenarios of each with advice, as calibration does.
 
 With `train.demonstrations` so many conversations of every family are learnt from: what has succeeded, and for the rest
-the reference solutions of new scenarios (`demonstrated.py`), for which nothing is played. Then the generalist needs no
-other adapter, and where none is live it is made *first* (`comes_first`): it plays the diagnosis, what it still lacks is
-mined, and the trainings for that go on from it.
+the reference solutions of new scenarios (`demonstrated.py`), for which nothing is played. With `train.shown` it learns
+in turns, from what succeeded with advice (`shown.py`). Either way the generalist needs no other adapter, and where none
+is live it is made *first* (`comes_first`): it plays the diagnosis, what it still lacks is mined, and the trainings for
+that go on from it.
 
 It goes through the same stages as the others, under this name: its environment, of all that the round trained for and
 whatever else is not mastered, is validated, and says what it is measured on; it is registered, judged alone against
@@ -23,13 +24,13 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from db import GENERALIST, CapabilityRow, SelectionRow, TrajectoryRow, row_id
+from db import GENERALIST, AdapterRow, CapabilityRow, SelectionRow, TrajectoryRow, row_id
 from environments.contract import Generators, Target
 from environments.synthesized.composed import ComposedEnvironment
 from errors import Untrainable
 from models.training.records import TrainingSettings
 from tasks.measuring.lineup import champion_of, try_on_diagnosis
-from tasks.round.adapters import own_adapter, registered
+from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, RegisterResult
 from tasks.round.target_prompt import first_opening
@@ -178,11 +179,16 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
         return _learnt(context, environment, environment_id, settings)
     latest = None
     for turn in range(1, TURNS + 1):
+        name = f"{GENERALIST}-{turn}"
+        made = context.store.row(AdapterRow, id=adapter_id(context.round.id, name))
+        if made is not None and made.path:  # by a process that died since: later turns have shown more than it learnt
+            latest = made
+            continue
         if turn >= first_shown(train):
             show_lacking(context, environment, turn, latest)
         # What plays the next turn needs no more than to follow advice.
         half = train.recall_steps // 2
-        if turn < TURNS and (taught := _learnt(context, environment, None, settings, f"{GENERALIST}-{turn}", half)):
+        if turn < TURNS and (taught := _learnt(context, environment, None, settings, name, half)):
             context.registry.end_run(taught.run)
             latest = taught.adapter
     return _learnt(context, environment, environment_id, settings)

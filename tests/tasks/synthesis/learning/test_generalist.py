@@ -17,6 +17,7 @@ from errors import Untrainable
 from models.adapters.files import CONFIG
 from models.training.lora import PROJECTIONS
 from settings import load_settings
+from tasks.round.adapters import adapter_id
 from tasks.round.results import CalibrateResult, TrainResult
 from tasks.synthesis.environments import compose
 from tasks.synthesis.learning import generalist
@@ -175,6 +176,12 @@ def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     assert asked[-1] == {}, "the setting is off"
 
 
+class Made(str):
+    """A stored adapter, by its name."""
+
+    path = "final"
+
+
 @pytest.mark.parametrize(("demonstrations", "turns"), [(0, ["none 1", "generalist-1 2"]), (7, ["generalist-1 2"])])
 def test_one_that_comes_first_is_shown_scenarios_in_turns(
     settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch, demonstrations: int, turns: list[str]
@@ -204,6 +211,13 @@ def test_one_that_comes_first_is_shown_scenarios_in_turns(
     assert told == [*turns[:-1], "run of generalist-1", turns[-1]]
     solutions = ["one"] if demonstrations else []
     assert learnt == [("generalist-1", None, solutions, 18), (GENERALIST, "e", solutions, None)]
+    # A process that follows one that died in the second turn leaves what the first has made as it is.
+    told.clear()
+    learnt.clear()
+    made, first = Made("stored"), adapter_id("round", "generalist-1")
+    context.store = SimpleNamespace(row=lambda kind, id: made if id == first else None)
+    generalist.learn_generalist(context, "e", None)  # type: ignore[arg-type]
+    assert (told, [name for name, *_ in learnt]) == (["stored 2"], [GENERALIST])
     # Once one is live, there is nothing to be made first, and nothing is shown in turns.
     told.clear()
     monkeypatch.setattr(generalist, "show_missing", lambda context, environment: told.append("missing"))
