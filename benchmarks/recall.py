@@ -37,8 +37,8 @@ from models.training.recall import recall_steps
 from settings import Settings, load_settings
 from tasks.measuring.lineup import TRIED
 from tasks.measuring.statistics import clustered_interval
-from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS
 from tasks.synthesis.learning.recalling import COLUMNS, conversation_of, picked
+from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS
 from tasks.synthesis.learning.training import training_settings
 
 # Each with all before it, but the last.
