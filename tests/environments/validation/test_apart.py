@@ -8,38 +8,16 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Action, Message, Observation, Score, TargetTask
+from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
 from environments.validation.apart import not_apart
 from environments.validation.checks import Limits
 from tasks.synthesis.guarded import GuardedTarget
 from tasks.synthesize import validated
+from tests.environments.word_environment import Word
 
 LIMITS = Limits(distinct=20, searched=40, episodes=20, attack_seeds=1, replayed=4)
-
-
-class Desk:
-    """The number has to be said."""
-
-    tools, instructions, max_steps = (), "", 2
-    examples: Sequence[Message] = ()
-
-    def reset(self, task: TargetTask) -> Observation:
-        self.number, self.said = f"n{task.payload['n']}", ""
-        return Observation((Message("user", f"Say {self.number}."),))
-
-    def step(self, action: Action) -> Observation:
-        self.said = action.content
-        return Observation((), done=True)
-
-    def score(self) -> Score:
-        return Score(float(self.said == self.number), self.said == self.number)
-
-    def oracle(self) -> Action | None:
-        return None if self.said else Action(self.number)
-
-    def close(self) -> None: ...
 
 
 class Numbers:
@@ -60,8 +38,8 @@ class Numbers:
     def generate(self, family: str, seed: int) -> TargetTask:
         return TargetTask(self.named(seed), "generated", family, seed, {"n": self.number(seed)})
 
-    def environment(self) -> Desk:
-        return Desk()
+    def environment(self) -> Word:
+        return Word()
 
 
 def reasons(target: Any) -> list[str]:

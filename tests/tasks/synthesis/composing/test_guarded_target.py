@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Action, Generators, Message, Observation, Score, Target, TargetTask
+from environments.contract import Generators, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
 from environments.validation.checks import Limits
@@ -18,6 +18,7 @@ from errors import ConfigurationError
 from tasks import synthesize
 from tasks.synthesis.guarded import GuardedTarget
 from tasks.synthesize import validated
+from tests.environments.word_environment import Word
 
 LIMITS = Limits(distinct=5, searched=10, episodes=5, attack_seeds=1, replayed=4)
 
@@ -33,29 +34,6 @@ def trip(*_: Any) -> Any:
 
 def refuse(*_: Any) -> Any:
     raise ConfigurationError("no such folder")
-
-
-class Word:
-    """The word of the task has to be said."""
-
-    tools, instructions, max_steps = (), "", 2
-    examples: Sequence[Message] = ()
-
-    def reset(self, task: TargetTask) -> Observation:
-        self.word, self.said = f"word{task.payload['n']}", ""
-        return Observation((Message("user", f"Say {self.word}."),))
-
-    def step(self, action: Action) -> Observation:
-        self.said = action.content
-        return Observation((), done=True)
-
-    def score(self) -> Score:
-        return Score(float(self.said == self.word), self.said == self.word)
-
-    def oracle(self) -> Action | None:
-        return None if self.said else Action(content=self.word)
-
-    def close(self) -> None: ...
 
 
 class Words:
