@@ -90,7 +90,7 @@ def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEn
         environment.environment, environment.scenario, limits, contrast=contrast, content=content
     )
     reasons = [*([alone] if alone else []), *verdict.reasons, *_not_apart(environment, verdict)]
-    return environment, replace(verdict, accepted=not reasons, reasons=tuple(reasons))
+    return environment, replace(verdict, accepted=verdict.accepted and not reasons, reasons=tuple(reasons))
 
 
 def _not_apart(environment: ComposedEnvironment, verdict: ValidationVerdict) -> list[str]:

@@ -240,9 +240,9 @@ class Router:
         unlike = np.zeros(len(best), dtype=bool) if novel is None else novel
         # Where an adapter is proven beyond its own families, a regression says better than a rule who answers what no
         # example is like, if it is sure enough; the base has it where none is.
-        ruled = unlike & (self.mode != "linear" or not self.unlike)
-        if self.unlike and self.mode == "linear" and self.unlike in names:
-            proven = probabilities[:, names.index(self.unlike)]
+        ruled = unlike
+        if self.mode == "linear" and self.unlike:
+            proven = probabilities[:, names.index(self.unlike)] if self.unlike in names else 0.0
             ruled = unlike & (probabilities.max(axis=1) < SURER * proven)
         chosen = [self.unlike if ruled[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
         each = 1000 * (time.perf_counter() - began) / max(1, len(best))

@@ -117,11 +117,10 @@ def after_training(context: Context, selected: list[str]) -> int:
     """The most episodes that a round needs from here on beside its trainings' own: to choose and measure adapters on
     fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
     tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
+    settings, diagnosis, draws = context.settings, len(context.tasks("diagnosis")), isinstance(context.target, Drawable)
     if not selected and generalist.comes_first(context) and context.found(SelectResult) is None:
-        # It is shown what the smallest round that begins with it leaves over, which plays the diagnosis once more.
-        played = len(context.tasks("diagnosis")) * context.settings.rollout.trials
-        draws = isinstance(context.target, Drawable)
-        return least_episodes(context.settings, len(context.tasks("diagnosis")), len(tasks), draws) - played
+        # What it is shown leaves over what the smallest round still needs, which has played the diagnosis once.
+        return least_episodes(settings, diagnosis, len(tasks), draws) - diagnosis * settings.rollout.trials
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
     # A generalist that came first has played the diagnosis already: that is what was mined.
     first = GENERALIST in capabilities and generalist.comes_first(context)
@@ -131,9 +130,7 @@ def after_training(context: Context, selected: list[str]) -> int:
         families[GENERALIST] = sorted({t.family for t in tasks})
         trained += context.found(TrainResult, GENERALIST) is None
     own = [(sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0) for mine in families.values()]
-    diagnosis = len(context.tasks("diagnosis"))
-    draws = isinstance(context.target, Drawable)
-    return proof_episodes(context.settings, diagnosis, len(tasks), own, draws, trained, played)
+    return proof_episodes(settings, diagnosis, len(tasks), own, draws, trained, played)
 
 
 def after_routing(context: Context) -> int:

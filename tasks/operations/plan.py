@@ -125,7 +125,7 @@ def plan_of(
         collections=t.collections,
         transfer=looked,
         written=s.synthesizer.kind == "llm",
-        generalist=again + _shown(s, target) if t.generalist else 0,
+        generalist=again + _shown(s, target, champions) if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,
@@ -145,10 +145,10 @@ def _calibrations(settings: Settings, champions: Collection[str]) -> int:
     return (2 if train.hints else 1) * (2 if behind else 1)
 
 
-def _shown(settings: Settings, target: Target) -> int:
-    """The most episodes that show a generalist what is missing: of every family."""
+def _shown(settings: Settings, target: Target, champions: Collection[str]) -> int:
+    """The most episodes that show a generalist what is missing: of every family. In turns where none is live."""
     t = settings.train
-    if t.shows:
+    if t.shows and GENERALIST not in champions:
         each = t.shown * (1 + TURNS - first_shown(t))
     else:
         each = 0 if t.demonstrations else SCENARIOS * SAMPLES

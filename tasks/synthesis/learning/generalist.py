@@ -161,7 +161,9 @@ def calibrated_by_parts(context: Context) -> CalibrateResult:
     parts = [context.result(CalibrateResult, c) for c in _parts(context)]
     figures = {name: sum(getattr(part, name) for part in parts) / max(1, len(parts)) for name in FIGURES}
     if not parts:
-        return CalibrateResult(accepted=True, reason="accepted: no other adapter was made, it comes first", **figures)
+        return CalibrateResult(
+            accepted=True, reason="accepted: no other adapter was made, and it needs none", **figures
+        )
     reason = f"accepted: its {len(parts)} parts were calibrated, and these are the means of their figures"
     return CalibrateResult(accepted=True, reason=reason, **figures)
 
@@ -227,6 +229,6 @@ def _parts(context: Context) -> list[str]:
 
 def _fewest(context: Context) -> int:
     """Adapters of capabilities without which there is nothing to bring together."""
-    if context.settings.train.generalist_first:
+    if context.settings.train.demonstrations or comes_first(context):
         return 0
     return 1 if champion_of(context, GENERALIST) else 2

@@ -107,6 +107,18 @@ def test_calibrations_with_advice_and_behind_a_champion_are_planned(settings_fol
     assert both.generalist - planned("pay_debt").generalist == fresh
 
 
+def test_a_later_round_shows_a_generalist_what_is_missing_and_not_in_turns(settings_folder: Path) -> None:
+    live = ReleaseRow(
+        id="r", target="shop", number=1, round_id="x", base="b", base_revision="r", data_hash="d",
+        members={"generalist": {"adapter_id": "g"}}, router="", router_path="", state=ReleaseState.LIVE,
+    )  # fmt: skip
+    fresh = 3 * load_settings(profile="laptop").evaluation.fresh
+    for demonstrations, each in ((0, SCENARIOS * SAMPLES), (3, 0)):
+        train = {"generalist": 5, "demonstrations": demonstrations, "shown": 2}
+        plan = plan_of(load_settings(profile="laptop", train=train), load_target("shop"), live=live)
+        assert plan.generalist == 20 * each + fresh
+
+
 @pytest.mark.parametrize("profile", ["gpu-small", "gpu", "cluster"])
 def test_a_profile_says_the_plan_that_it_comes_to(settings_folder: Path, profile: str) -> None:
     text = (PROFILES / f"{profile}.toml").read_text()

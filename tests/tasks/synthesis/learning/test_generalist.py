@@ -113,6 +113,11 @@ def test_without_two_adapters_there_is_nothing_to_bring_together(settings_folder
     assert reason.startswith("1 of the selected capabilities have an adapter")
     environment, _ = compose_generalist(live(context_of(), GENERALIST), target(), SUCCESS)
     assert environment is not None, "one beside a generalist that is live"
+    # What is shown in turns is so where it comes first alone: in later rounds it needs another adapter.
+    trained.clear()
+    shown = {"generalist": 3, "demonstrations": 0, "shown": 5}
+    assert compose_generalist(context_of(train=shown), target(), SUCCESS)[0] is not None
+    assert compose_generalist(live(context_of(train=shown), GENERALIST), target(), SUCCESS)[0] is None
 
 
 def test_where_every_family_is_mastered_there_is_nothing_to_bring_together(
