@@ -144,6 +144,13 @@ def lock_writers(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _WRITERS_LOCK})
 
 
+def limit_waiting(connection: Connection) -> None:
+    """Let no statement of the transaction wait longer for another's lock than a SQLite file is waited for. On a server
+    what waits to change a table keeps out all that asks for the table after it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SET LOCAL lock_timeout = {BUSY_MS}"))
+
+
 def database_time(connection: Connection) -> datetime:
     """The clock of leases: the server's on PostgreSQL (machines disagree), this machine's on SQLite."""
     if connection.dialect.name == "postgresql":
@@ -184,6 +191,7 @@ def _advice(error: SQLAlchemyError, said: str) -> str:
             ("not a database", "malformed"),
             "this is no SQLite file or a damaged one: give another path or restore a copy",
         ),
+        (("lock timeout",), "another process holds a table of it: stop what else uses it, then run this again"),
         (("locked",), "another process holds it: wait for that process, or use PostgreSQL for many writers"),
         (("password authentication", "no password"), "check the user name and password"),
         (("does not exist",), "create the database or role, or correct its name"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, inspect, text
 
-from db.engine import Engines, lock_writers, make_engines, migration_engine, parse_url, show, speaking
+from db.engine import Engines, limit_waiting, lock_writers, make_engines, migration_engine, parse_url, show, speaking
 from db.schema import HEAD, VERSION_TABLE
 from errors import StoreError
 
@@ -57,6 +57,7 @@ def move_schema(url: URL, revision: str) -> None:
     engine = migration_engine(url)
     try:
         with speaking(url), engine.begin() as connection:
+            limit_waiting(connection)
             lock_writers(connection)
             version = _version(connection)
             if version == revision:

@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 from store_examples import trajectory
 
-from db import open_store
+from db import engine, open_store
 from db.engine import migration_engine, parse_url
 from db.migrate import alembic_config, move_schema
 from db.new_migration import MIGRATIONS, write_migration
@@ -24,10 +24,10 @@ from errors import StoreError
 
 @contextmanager
 def connected(url: str) -> Iterator[Connection]:
-    engine = migration_engine(parse_url(url))
-    with engine.begin() as connection:
+    engines = migration_engine(parse_url(url))
+    with engines.begin() as connection:
         yield connection
-    engine.dispose()
+    engines.dispose()
 
 
 def test_up_down_up_with_data(database_url: str) -> None:
@@ -44,6 +44,19 @@ def test_up_down_up_with_data(database_url: str) -> None:
     move_schema(parse_url(database_url), HEAD)
     with open_store(database_url) as store:
         assert store.trajectory("t1").reward == 0.25
+
+
+def test_what_another_process_holds_is_not_waited_for_without_end(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(database_url) as store:
+        store.start_round("shop", "d", 1, "laptop", {"a": 1})
+    monkeypatch.setattr(engine, "BUSY_MS", 100)
+    with connected(database_url) as connection:
+        connection.execute(text("SELECT * FROM rounds"))
+        with pytest.raises(StoreError, match="another process holds"):
+            move_schema(parse_url(database_url), "base")
+    move_schema(parse_url(database_url), "base")
 
 
 def test_the_migrated_database_is_what_the_tables_say(database_url: str) -> None:
