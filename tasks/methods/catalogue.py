@@ -28,7 +28,15 @@ from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
-from tasks.methods.trained import DEMONSTRATIONS_GRPO, grpo_cloned, grpo_target, grpo_target_own, mixed
+from tasks.methods.trained import (
+    DEMONSTRATIONS_GRPO,
+    GENERALIST_GRPO,
+    grpo_cloned,
+    grpo_generalist,
+    grpo_target,
+    grpo_target_own,
+    mixed,
+)
 from tasks.round.context import Context
 
 Changes = Callable[[Settings], dict[str, Any]]
@@ -157,6 +165,10 @@ ABLATED = {f"ablation-{name}": _ablation(about, changes) for name, (about, chang
 # What is measured only where it is asked for by name: a part of TRACE that not every profile has, and TRACE changed.
 BY_NAME: Mapping[str, Method] = {
     GENERALIST: Method("TRACE's adapter of all successes, alone", generalist, ("trace",), ("trace",)),
+    # What targeted trainings, their proof and their router are worth, beside plain GRPO from the same beginning.
+    GENERALIST_GRPO: Method(
+        "TRACE's generalist, then GRPO on the diagnosis tasks", grpo_generalist, needs=("trace",), trains=True
+    ),
     # A release gains from any adapter that is different; what rewards are worth is seen where one adapter answers all.
     "placebo-single": Method(
         "the best adapter of placebo-rewards alone",

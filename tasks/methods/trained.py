@@ -1,9 +1,10 @@
 """Methods that train one adapter for everything, with TRACE's own trainer.
 
-`grpo-target` trains on the diagnosis tasks themselves, with the dense reward of TRACE's environments,
-`grpo-target-own` with the target's own reward, `demonstrations-grpo` with the dense one from what has learnt reference
-solutions (`tasks/methods/iterated.py`), as TRACE may begin. `mixed` trains on all environments that TRACE synthesized
-and calibrated, mixed evenly. All choose among their checkpoints as TRACE does; all that the budget leaves is training.
+`grpo-target` trains on the diagnosis tasks themselves, with the dense reward of TRACE's environments, `grpo-target-own`
+with the target's own reward, `demonstrations-grpo` with the dense one from what has learnt reference solutions
+(`tasks/methods/iterated.py`), as TRACE may begin, `generalist-grpo` from TRACE's own beginning. `mixed` trains on all
+environments that TRACE synthesized and calibrated, mixed evenly. All choose among their checkpoints as TRACE does; all
+that the budget leaves is training.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from tasks.methods.seed.answers import Answer, Checkpoint, one_adapter
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
 from tasks.methods.trace import choosing_episodes
-from tasks.round.adapters import adapter_id
+from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
-from tasks.round.results import CalibrateResult, SelectResult, TrainResult
+from tasks.round.results import CalibrateResult, SelectResult, SynthesizeResult, TrainResult
+from tasks.synthesis.calibration import HINT
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.course import Course
-from tasks.synthesis.learning.generalist import beginning_of, specialists
+from tasks.synthesis.learning.generalist import beginning_of, comes_first, specialists
 from tasks.synthesis.learning.training import train_on
 
-DEMONSTRATIONS_GRPO = "demonstrations-grpo"
+DEMONSTRATIONS_GRPO, GENERALIST_GRPO = "demonstrations-grpo", "generalist-grpo"
 # A budget is there to be used: where most tasks are solved or hopeless, two collections without an informative group
 # say nothing, and neither do two steps at 95 %, whose few scenarios of many families may have been the easy ones. After
 # as many collections the training ends, or when two steps lost nothing, and the method's notes say so.
@@ -152,6 +154,25 @@ def grpo_cloned(run: SeedRun, context: Context, account: Account) -> Answer:
     return replace(answer, notes=(cloned_note(cloned), *answer.notes))
 
 
+def grpo_generalist(run: SeedRun, context: Context, account: Account) -> Answer:
+    """GRPO on the target itself, with the dense reward, that begins from the generalist that TRACE has made first: what
+    TRACE's own trainings begin from. It pays for what that was shown."""
+    if not (comes_first(context) and GENERALIST in registered(context.stored)):
+        return Answer(context, notes=("TRACE has made no generalist first, so the bare base answers",))
+    start = context.store.row(AdapterRow, id=own_adapter(context.stored, GENERALIST))
+    environment = context.result(SynthesizeResult, GENERALIST).environment
+    shown = context.store.trajectory_frame(context.round.id, columns=["id"], environment=environment, group_id=HINT)
+    account.admit(list(shown["id"]), "calibration")
+    answer = _practised(run, context, account, GENERALIST_GRPO, dense=True, start=start)
+    return replace(answer, shared_seconds=_seconds(context, MAKES_START[:1]))
+
+
+def _seconds(context: Context, stages: tuple[str, ...]) -> float:
+    """What the round's stages took whose names begin so."""
+    rows = context.store.rows(StageRow, round_id=context.round.id)
+    return sum(row.seconds or 0.0 for row in rows if row.name.startswith(stages))
+
+
 def _practised(
     run: SeedRun, context: Context, account: Account, name: str, dense: bool, start: AdapterRow | None = None
 ) -> Answer:
@@ -179,12 +200,10 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
         start = context.store.row(AdapterRow, id=began[1])
         account.admit(tried_on_diagnosis(context, GENERALIST), "routing")
     used = (*MAKES_ENVIRONMENTS, *(MAKES_START if start is not None else ()))
-    stages = [s for s in context.store.rows(StageRow, round_id=context.round.id) if s.name.startswith(used)]
     parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
     answer = _trained(run, account, "mixed", Mixture(parts), start)
     notes = (f"environments: {', '.join(accepted)}", *answer.notes)
-    seconds = sum(s.seconds or 0.0 for s in stages)
-    return replace(answer, notes=notes, shared_seconds=seconds)
+    return replace(answer, notes=notes, shared_seconds=_seconds(context, used))
 
 
 def _trained(

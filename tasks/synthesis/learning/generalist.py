@@ -8,9 +8,9 @@ the router needs anyway. Nothing is played for its training but what shows it th
 
 With `train.demonstrations` so many conversations of every family are learnt from: what has succeeded, and for the rest
 the reference solutions of new scenarios (`demonstrated.py`), for which nothing is played. With `train.shown` it learns
-in turns, from what succeeded with advice (`shown.py`). Either way the generalist needs no other adapter, and where none
-is live it is made *first* (`comes_first`): it plays the diagnosis, what it still lacks is mined, and the trainings for
-that go on from it.
+in turns, from what succeeded with advice (`shown.py`), and from as many solutions beside. Either way the generalist
+needs no other adapter, and where none is live it is made *first* (`comes_first`): it plays the diagnosis, what it still
+lacks is mined, and the trainings for that go on from it.
 
 It goes through the same stages as the others, under this name: its environment, of all that the round trained for and
 whatever else is not mastered, is validated, and says what it is measured on; it is registered, judged alone against
@@ -193,17 +193,19 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
         if turn < TURNS and (taught := _learnt(context, environment, None, settings, name, half)):
             context.registry.end_run(taught.run)
             latest = taught.adapter
-    return _learnt(context, environment, environment_id, settings)
+    return _learnt(context, environment, environment_id, settings, beside=True)
 
 
 def _learnt(
     context: Context, environment: ComposedEnvironment, environment_id: str | None, settings: TrainingSettings,
-    name: str = GENERALIST, least: int | None = None,
+    name: str = GENERALIST, least: int | None = None, *, beside: bool = False,
 ) -> Learnt | None:  # fmt: skip
-    """What has learnt from all that has succeeded so far, and from as many reference solutions as are owed beside."""
+    """What has learnt from all that has succeeded so far, and from as many reference solutions as are owed for the
+    rest, or all of them `beside` it: what succeeds with advice is the easier part of what was shown, and learnt in
+    place of solutions it loses what they teach of the harder one (`benchmarks/README.md`)."""
     train = context.settings.train
     found = successes(context)
-    owed = _owed(environment, found, train.demonstrations)
+    owed = _owed(environment, () if beside else found, train.demonstrations)
     try:
         shown = demonstrations(environment, context.base, first_opening(context.target)[0], owed)
     except Untrainable as problem:

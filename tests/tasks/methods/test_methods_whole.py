@@ -148,9 +148,12 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     close_round(run.context)
 
 
+FROM_A_GENERALIST = ["trace", "mixed", "placebo-capabilities", "generalist-grpo"]
+
+
 def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder: Path, tiny_model: Any) -> None:
     run = seed_run(settings_folder, tiny_model, train=TRAIN | {"demonstrations": 4})
-    methods = run_all(run, settings_folder / "seed.json", ["trace", "mixed", "placebo-capabilities"]).methods
+    methods = run_all(run, settings_folder / "seed.json", FROM_A_GENERALIST).methods
     figures, mixed, context = methods["trace"], methods["mixed"], run.context
     base, rolled = context.result(RolloutResult), context.stored.diagnosis()
     mine = own_adapter(context.stored, GENERALIST)
@@ -177,6 +180,11 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
     seconds = {row.name: row.seconds for row in context.store.rows(StageRow, round_id=context.round.id)}
     start = ("train:generalist", "rollout:generalist")
     assert mixed.seconds >= sum(seconds[name] or 0.0 for name in start) > 0, "and for the time that its start took"
+    plain = methods["generalist-grpo"]
+    assert rows[adapter_id(context.round.id, "generalist-grpo")].config["start"] == rows[mine].sha256
+    assert plain.purposes["training"] >= 8
+    assert not {"calibration", "routing"} & set(plain.purposes), "nothing was shown, and nothing was mined"
+    assert plain.seconds >= (seconds["train:generalist"] or 0.0)
     charged, stored = charged_and_stored([context])
     assert charged == stored
     placebo = methods["placebo-capabilities"]

@@ -194,14 +194,16 @@ def test_one_that_comes_first_is_shown_scenarios_in_turns(
     """What one turn has made plays the next, the last of which makes the generalist; with reference solutions to begin
     from the bare base is shown nothing."""
     trained.clear()
-    told, learnt = list[str](), list[Any]()
+    told, learnt, owed = list[str](), list[Any](), list[dict[str, int]]()
     context = context_of(train={"generalist": 3, "demonstrations": demonstrations, "shown": 5, "recall_steps": 36})
     context.base, context.registry = SimpleNamespace(renderer=None), SimpleNamespace(end_run=told.append)
     environment, _ = compose_generalist(context, target(), SUCCESS)
     monkeypatch.setattr(generalist, "try_on_diagnosis", lambda context, capabilities: None)
     monkeypatch.setattr(generalist, "stored_environment", lambda *given: environment)
     monkeypatch.setattr(generalist, "successes", lambda context: [SimpleNamespace(family="item_price")])
-    monkeypatch.setattr(generalist, "demonstrations", lambda *given: ["one"] if any(given[3].values()) else [])
+    monkeypatch.setattr(
+        generalist, "demonstrations", lambda *given: owed.append(given[3]) or (["one"] if given[3] else [])
+    )
     monkeypatch.setattr(
         generalist, "show_lacking", lambda context, environment, turn, latest: told.append(f"{latest or 'none'} {turn}")
     )
@@ -216,6 +218,9 @@ def test_one_that_comes_first_is_shown_scenarios_in_turns(
     assert told == [*turns[:-1], "run of generalist-1", turns[-1]]
     solutions = ["one"] if demonstrations else []
     assert learnt == [("generalist-1", None, solutions, 18), (GENERALIST, "e", solutions, None)]
+    # What has succeeded stands in for solutions as long as nothing was shown, and stands beside them then.
+    assert [o.get("item_price", 0) for o in owed] == ([6, 7] if demonstrations else [0, 0])
+    assert all(o.get("refund_all", 0) == demonstrations for o in owed)
     # A process that follows one that died in the second turn leaves what the first has made as it is.
     told.clear()
     learnt.clear()
