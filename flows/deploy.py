@@ -45,7 +45,9 @@ SILENT = timedelta(seconds=75)
 UNBEGUN = "trace: runs that never began"
 # What a run takes from a worker's hands to its first line: a process imports, elsewhere an image may be pulled first.
 BEGINS = {"process": timedelta(seconds=90), "docker": timedelta(minutes=15), "kubernetes": timedelta(minutes=30)}
-# What the deployments of prefect.yaml are tagged with, and so their runs.
+# The deployments of prefect.yaml, each of the flow that has its name, and the slug of the schedule that each has there.
+DEPLOYED, SLUG = ("improve", "watch", "housekeeping"), "trace"
+# What they are tagged with, and so their runs.
 TAG = "prefect.tag.trace"
 BEAT = "prefect.flow-run.heartbeat"
 ENDS = tuple(f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed"))
@@ -103,6 +105,7 @@ def _make_pool(pool: str, kind: str) -> str:
 
 def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
     """`prefect deploy --all`, which alone reads prefect.yaml."""
+    _name_schedules()
     where = project.resolve() if kind == "process" else IN_IMAGE
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     given = {**os.environ, "TRACE_PROJECT": str(where), "TRACE_POOL": pool}
@@ -114,6 +117,24 @@ def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
     with get_client(sync_client=True) as client:
         names = sorted(d.name for d in client.read_deployments(work_pool_filter=_named(pool)))
     return [f"deployment {name}/{name}" for name in names]
+
+
+def _name_schedules() -> None:
+    """Give a slug to each schedule without one. As long as one has none, Prefect makes all of a deployment anew when it
+    is updated: what a person has paused would run again, and what was added be gone."""
+    with get_client(sync_client=True) as client:
+        for name in DEPLOYED:
+            try:
+                found = client.read_deployment_by_name(f"{name}/{name}")
+            except ObjectNotFound:
+                continue
+            # Earlier versions named none: there the file's is the oldest, for it was made anew before any was added.
+            nameless = sorted((s for s in found.schedules if not s.slug), key=lambda s: (s.created is None, s.created))
+            slugs = [] if any(s.slug == SLUG for s in found.schedules) else [SLUG]
+            slugs += [f"added-{s.id}" for s in nameless[len(slugs) :]]
+            for one, slug in zip(nameless, slugs, strict=False):
+                # Without parameters Prefect would clear those that it has.
+                client.update_deployment_schedule(found.id, one.id, parameters=one.parameters, slug=slug)
 
 
 def _let_go(pool: str) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
@@ -15,7 +17,7 @@ from errors import ConfigurationError, TargetError
 from flows import deploy as deploy_file
 from flows import schedule as schedule_file
 from flows.cli.main import app
-from flows.deploy import SILENT, TAG, deploy
+from flows.deploy import DEPLOYED, SILENT, SLUG, TAG, deploy
 from flows.services import Ports, Services
 from settings import load_settings
 
@@ -125,3 +127,51 @@ def test_every_missed_run_is_let_go_however_many_there_are(monkeypatch: pytest.M
     monkeypatch.setattr(deploy_file, "get_client", lambda **given: Missed())
     assert deploy_file._let_go("trace") == ["4 missed runs of the schedules are not made up for"]
     assert cancelled == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [
+        ([("old", None, 1), ("mine", None, 2)], {"old": SLUG, "mine": "added-mine"}),
+        ([("mine", None, 2), ("old", None, 1)], {"old": SLUG, "mine": "added-mine"}),
+        ([("ours", SLUG, 3), ("mine", None, 4), ("hers", "late", 5)], {"mine": "added-mine"}),
+        ([("ours", SLUG, 3)], {}),
+        ([], {}),
+    ],
+)
+def test_what_was_paused_or_added_in_prefect_s_pages_outlives_deploy(
+    monkeypatch: pytest.MonkeyPatch, there: list[tuple[str, str | None, int]], named: dict[str, str]
+) -> None:
+    """Prefect updates schedules one by one where each has a slug, there and in the file; else it makes all anew. Each
+    `up` deploys, and would let the nights run again that a person has paused."""
+    asked: dict[str, Any] = {}
+
+    class Deployed(Server):
+        def read_deployment_by_name(self, name: str) -> Any:
+            if name != "improve/improve":
+                raise ObjectNotFound(KeyError(name))
+            schedules = [
+                SimpleNamespace(id=i, slug=slug, created=datetime(2026, 1, day, tzinfo=UTC), parameters={"of": i})
+                for i, slug, day in there
+            ]
+            return SimpleNamespace(id="improve", schedules=schedules)
+
+        def update_deployment_schedule(self, deployment: str, schedule: str, **given: Any) -> None:
+            assert given["parameters"] == {"of": schedule}, "without them Prefect clears them"
+            asked[schedule] = given["slug"]
+
+    monkeypatch.setattr(deploy_file, "get_client", lambda **given: Deployed())
+    monkeypatch.setattr(
+        deploy_file.subprocess, "run", lambda *given, **how: SimpleNamespace(returncode=1, stdout="", stderr=str(asked))
+    )
+    with pytest.raises(ConfigurationError, match="'prefect deploy --all' failed") as before_the_file:
+        deploy_file._deploy_all("trace", "process", ROOT)
+    assert str(before_the_file.value).endswith(f": {named}")
+
+
+def test_the_file_says_of_no_schedule_that_it_runs() -> None:
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    assert tuple(one["name"] for one in deployments) == DEPLOYED
+    for one in deployments:
+        assert one["entrypoint"].endswith(f":{one['name']}")
+        assert [(s["slug"], "active" in s) for s in one["schedules"]] == [(SLUG, False)]

@@ -55,7 +55,7 @@ class Deployed:
     def get(self, path: str) -> Any:
         return self._ask(urllib.request.Request(f"{self.api}{path}"))
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
+    def post(self, path: str, body: dict[str, Any] | list[Any]) -> Any:
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
         return self._ask(urllib.request.Request(f"{self.api}{path}", data=data, headers=headers))
 
@@ -99,8 +99,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     with ExitStack() as stack:
         stack.enter_context(running(server, environment, folder / "server.log", lambda: status(f"{api}/health") == 200))
         found = Deployed(api, environment, rounds)
-        for _ in range(2):  # doing it again changes nothing
-            said = found.trace("deploy")
+        found.trace("deploy")
+        # A person adds a time in Prefect's pages, and pauses it.
+        kept = found.get("/deployments/name/housekeeping/housekeeping")["id"]
+        cron = {"cron": "0 6 * * *", "timezone": "UTC"}
+        found.post(f"/deployments/{kept}/schedules", [{"schedule": cron, "active": False}])
+        said = found.trace("deploy")  # doing it again changes nothing
         assert said.splitlines() == [
             "work pool trace (process) is up to date",
             *[f"deployment {name}/{name}" for name in ("housekeeping", "improve", "watch")],
@@ -227,6 +231,11 @@ def test_the_schedule_is_on_the_server(deployed: Deployed) -> None:
     )
     assert deployment["global_concurrency_limit"] is None, "each target has a limit of its own"
     assert deployment["work_pool_name"] == "trace"
+
+
+def test_a_schedule_that_a_person_made_outlives_the_next_deploy(deployed: Deployed) -> None:
+    schedules = deployed.get("/deployments/name/housekeeping/housekeeping")["schedules"]
+    assert {s["schedule"]["cron"]: s["active"] for s in schedules} == {"0 18 * * 0": True, "0 6 * * *": False}
 
 
 def test_the_schedules_make_runs(deployed: Deployed) -> None:
