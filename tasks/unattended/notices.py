@@ -35,7 +35,9 @@ Kind = Literal[
     "started", "promoted", "refused", "underpowered", "budget-reached", "failed", "rolled-back", "fell", "hung", "died",
     "approval-asked", "unwell",
 ]  # fmt: skip
-SECONDS = 5.0
+# How long a receiver may take to be reached, how long to answer (one that does its work first takes longer than 5 s: it
+# would be sent the same notice again and again, and no other), and after how long the rest waits for the next time.
+SECONDS, SECONDS_TO_ANSWER, SECONDS_IN_ALL = 5.0, 30.0, 60.0
 # A receiver that is gone for good must not fill the disk; the oldest go first, with a warning. As many
 # that were refused are kept beside those that wait.
 MOST_KEPT = 500
@@ -106,17 +108,21 @@ def check_webhook(settings: Settings) -> None:
 
 
 def deliver(settings: Settings) -> int:
-    """Send what lies in the outbox, oldest first, until the receiver does not take one; how many were sent. A notice
-    that the receiver refuses for what it is (`REFUSED`) is put aside, so that it does not hold up the rest."""
+    """Send what lies in the outbox, oldest first, until the receiver does not take one, or `SECONDS_IN_ALL` are over;
+    how many were sent. A notice that the receiver refuses for what it is (`REFUSED`) is put aside, so that it does not
+    hold up the rest."""
     waiting = sorted(outbox(settings).glob("*.json"))
     if not waiting or not settings.unattended.webhook_variable:
         return 0
     check_webhook(settings)
     import httpx
 
-    sent = 0
+    sent, until = 0, time.monotonic() + SECONDS_IN_ALL
     with _client() as client:
-        for path in waiting:
+        for number, path in enumerate(waiting):
+            if number and time.monotonic() > until:
+                _later(f"more than {SECONDS_IN_ALL:g} s", len(waiting) - sent)
+                break
             try:
                 answer = _post(client, settings, path.stem, path.read_bytes())
             except FileNotFoundError:  # another process has sent it
@@ -149,7 +155,7 @@ def left_lying(settings: Settings, days: float) -> tuple[int, int]:
 
 
 def _later(why: str, left: int) -> None:
-    logger.warning("the webhook does not take notices (%s): %d wait in the outbox and are sent again later", why, left)
+    logger.warning("the webhook does not take all notices (%s): %d wait in the outbox, to be sent again", why, left)
 
 
 def _client() -> httpx.Client:
@@ -157,7 +163,7 @@ def _client() -> httpx.Client:
 
     # The address is a secret, and httpx would log it with every request.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    return httpx.Client(timeout=SECONDS)
+    return httpx.Client(timeout=httpx.Timeout(SECONDS, read=SECONDS_TO_ANSWER))
 
 
 def _post(client: httpx.Client, settings: Settings, name: str, body: bytes) -> httpx.Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,7 +26,7 @@ class Receiver:
     """A webhook's receiver that answers with `status` and keeps what it took."""
 
     def __init__(self) -> None:
-        self.status, self.taken = 200, list[dict[str, Any]]()
+        self.status, self.taken, self.seconds = 200, list[dict[str, Any]](), 0.0
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,6 +34,7 @@ class Receiver:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if receiver.status == 200:
                     receiver.taken.append(body)
+                time.sleep(receiver.seconds)
                 self.send_response(receiver.status)
                 self.end_headers()
 
@@ -109,6 +111,30 @@ def test_a_receiver_that_is_down_stops_nothing(
     assert SECRET not in caplog.text
     monkeypatch.setenv("HOOK", receiver.url)
     assert deliver(settings) == 1
+
+
+def test_a_receiver_that_works_before_it_answers_gets_each_notice_once(
+    settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer to answer than to be reached: it was sent the first notice with each other one, and no other."""
+    monkeypatch.setattr(notices, "SECONDS", 0.2)
+    receiver.seconds = 0.5
+    notify(settings, STARTED)
+    notify(settings, Notice("promoted", "shop", "release 1 is live"))
+    assert texts(receiver) == ["[trace] round 1 on shop began", "[trace] release 1 is live"]
+    assert list(outbox(settings).iterdir()) == []
+
+
+def test_many_notices_and_a_slow_receiver_hold_no_round_up(
+    settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.status = 503
+    for number in range(4):
+        notify(settings, Notice("started", "shop", str(number)))
+    receiver.status = 200
+    monkeypatch.setattr(notices, "SECONDS_IN_ALL", 0.0)
+    assert deliver(settings) == 1
+    assert "(more than 0 s): 3 wait in the outbox" in caplog.text
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
