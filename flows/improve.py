@@ -183,7 +183,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
     settings = given.settings()
-    died = deaths_before()
+    died = deaths_before(settings.target)
     if died:
         tell_deaths(settings, died)
     if (way := makes_way()) is not None:

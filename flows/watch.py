@@ -39,7 +39,7 @@ def watch(params: WatchParameters | None = None) -> str:
     try:
         with failure_announced(settings, bool(deployment.id), "watch"):
             preflight(settings)
-            tell_last_run(settings, "watch", deaths_before(), hung_before(settings.folder))
+            tell_last_run(settings, "watch", deaths_before(settings.target), hung_before(settings.folder))
             if (way := makes_way()) is not None:
                 return way  # type: ignore[no-any-return]
             with alone_on(settings.target), watched(settings.limits.idle_minutes, writable_folder(settings.folder)):

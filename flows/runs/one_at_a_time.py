@@ -25,12 +25,13 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, StateType
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.concurrency.sync import concurrency
 from prefect.runtime import deployment, flow_run
 
-from errors import TargetBusy
+from errors import TargetBusy, TraceError
+from settings import load_settings
 
 logger = logging.getLogger("trace")
 # How long a run waits for the slot (a server that has just started takes seconds to answer), and how long Prefect keeps
@@ -89,9 +90,10 @@ def _given_back(name: str) -> bool:
     return True
 
 
-def deaths_before() -> dict[str, str]:
+def deaths_before(target: str = "") -> dict[str, str]:
     """In a run of a deployment: how the runs just before it died, as Prefect has it, by their ids, oldest first; none
-    where the last one did not, or nobody knows. A process that is killed tells nobody, one that Prefect could not start
+    where the last one did not, or nobody knows. With `target` those on it alone: a deployment may play several in
+    turn. A process that is killed tells nobody, one that Prefect could not start
     neither, and nor does a run of the one before it when it dies too soon: so all are given that died in a row."""
     if not deployment.id:
         return {}
@@ -105,7 +107,19 @@ def deaths_before() -> dict[str, str]:
     except Exception as problem:  # the round is worth more than the news of the last one
         logger.warning("it is not known how the run before this one ended (%s)", type(problem).__name__)
         return {}
+    if target:
+        runs = [run for run in runs if _target_of(run, target) == target]
     # What was cancelled before it began says nothing of those before it.
     runs = [run for run in runs if not (run.state and run.state.type == StateType.CANCELLED and not run.start_time)]
     dead = list(takewhile(lambda run: run.state is not None and run.state.type == StateType.CRASHED, runs))
     return {str(run.id): f"{run.name} ({run.state.message or 'no word of why'})" for run in reversed(dead) if run.state}
+
+
+def _target_of(run: FlowRun, otherwise: str) -> str:
+    """The target that a run's parameters give, or leave to the settings; `otherwise` where they are none that may be:
+    such a run did not come to its target."""
+    given = (run.parameters or {}).get("params") or {}
+    try:
+        return load_settings(target=given.get("target"), profile=given.get("profile")).target
+    except TraceError:
+        return otherwise

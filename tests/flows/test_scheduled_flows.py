@@ -66,7 +66,7 @@ def test_what_keeps_it_from_its_work_is_told(run: Any, monkeypatch: pytest.Monke
         raise StoreError("the database does not answer")
 
     monkeypatch.setattr(flow_file, "deployment", SimpleNamespace(id="scheduled"))
-    monkeypatch.setattr(flow_file, "deaths_before", lambda: {"id-1": "green-griffin (no heartbeat for 75 s)"})
+    monkeypatch.setattr(flow_file, "deaths_before", lambda *target: {"id-1": "green-griffin (no heartbeat for 75 s)"})
     load_settings().folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(flow_file, "removals", locked)
     with pytest.raises(StoreError):
@@ -112,13 +112,13 @@ def test_it_is_held_to_its_progress_as_a_round_is(
 def test_the_next_one_tells_once_that_the_last_one_hung(
     settings_folder: Path, said: list[Notice], monkeypatch: pytest.MonkeyPatch, died: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(watch_file, "deaths_before", lambda: died)
+    monkeypatch.setattr(watch_file, "deaths_before", lambda target: died)
     (settings_folder / "hung.machine.7.0a.txt").write_text("Thread 0x1 (most recent call first):")
     daily(settings_folder)
     (notice,) = said
     assert notice.kind == "hung"
     assert "the last watch of shop made no progress for 60 minutes" in notice.text
-    monkeypatch.setattr(watch_file, "deaths_before", dict)
+    monkeypatch.setattr(watch_file, "deaths_before", lambda target: {})
     daily(settings_folder)
     assert len(said) == 1
 
@@ -126,7 +126,7 @@ def test_the_next_one_tells_once_that_the_last_one_hung(
 def test_the_next_one_tells_that_the_last_one_was_killed(
     settings_folder: Path, said: list[Notice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_file, "deaths_before", lambda: {"id-1": "green-griffin (no heartbeat for 75 s)"})
+    monkeypatch.setattr(watch_file, "deaths_before", lambda target: {"id-1": "green-griffin (no heartbeat for 75 s)"})
     daily(settings_folder)
     assert [n.kind for n in said] == ["died"]
     assert "the last watch of shop died: green-griffin (no heartbeat for 75 s)" in said[0].text

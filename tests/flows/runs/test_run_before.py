@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -36,9 +37,9 @@ class Server:
         return self._runs
 
 
-def ended(kind: StateType, message: str | None = None, number: int = 1) -> Any:
-    name = f"griffin-{number}"
-    return SimpleNamespace(id=UUID(int=number), name=name, state=SimpleNamespace(type=kind, message=message))
+def ended(kind: StateType, message: str | None = None, number: int = 1, **params: Any) -> Any:
+    name, state = f"griffin-{number}", SimpleNamespace(type=kind, message=message)
+    return SimpleNamespace(id=UUID(int=number), name=name, state=state, parameters={"params": params})
 
 
 CRASHED, SILENT = StateType.CRASHED, "no heartbeat for 75 s"
@@ -66,6 +67,22 @@ def test_how_the_runs_before_died(monkeypatch: pytest.MonkeyPatch, runs: Any, sa
     found = deaths_before()
     assert found == {str(UUID(int=number)): text for number, text in said.items()}
     assert list(found.values()) == list(said.values()), "oldest first"
+
+
+@pytest.mark.parametrize(("target", "died"), [("shop", [1, 4]), ("bfcl:single", [2]), ("tau2:retail", []), ("", [4])])
+def test_who_died_on_another_target_is_told_there(
+    monkeypatch: pytest.MonkeyPatch, settings_folder: Path, target: str, died: list[int]
+) -> None:
+    """Schedules of two targets on one deployment: a night of the one is not the run before that of the other."""
+    runs = [
+        ended(CRASHED, None, 4),  # the settings' target, which is the shop
+        ended(StateType.COMPLETED, None, 3, target="tau2:retail"),
+        ended(CRASHED, None, 2, target="bfcl:single"),
+        ended(CRASHED, None, 1, target="shop"),
+    ]
+    monkeypatch.setattr(one_at_a_time, "deployment", SimpleNamespace(id=str(DEPLOYMENT)))
+    monkeypatch.setattr(one_at_a_time, "get_client", lambda **given: Server(runs))
+    assert list(deaths_before(target)) == [str(UUID(int=number)) for number in died]
 
 
 def test_by_hand_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
