@@ -20,7 +20,7 @@ from environments.contract import TargetTask
 from errors import StoreError
 from tasks.gating.judging import look_at, rules_of
 from tasks.measuring.decisions import CapabilityDecision
-from tasks.measuring.gate_plan import GatePlan, Look, rules_sha256
+from tasks.measuring.gate_plan import GatePlan, Look, p_text, rules_sha256
 from tasks.measuring.gate_rules import even_shares, judge_capabilities
 from tasks.measuring.lineup import Trials, lineup_of, members_of, play_alone, play_lineup
 from tasks.measuring.statistics import align, tasks_needed
@@ -70,7 +70,7 @@ def challenge(context: Context) -> ChallengeResult:
                 "capability": c,
                 "verdict": str(d.verdict),
                 "points": round(d.difference.points, 1) if d.difference else "",
-                "p (Holm)": round(d.adjusted_p, 4) if d.adjusted_p is not None else "",
+                "p (Holm)": p_text(d.adjusted_p, 4) if d.adjusted_p is not None else "",
                 "reasons": " ".join(d.reasons),
             }
             for c, d in decisions.items()

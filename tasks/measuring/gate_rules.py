@@ -37,7 +37,7 @@ import pandas as pd
 
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall, judge_lost, judge_settled
-from tasks.measuring.gate_plan import LEFT, GateRules, Look, p_phrase
+from tasks.measuring.gate_plan import LEFT, GateRules, Look, p_phrase, p_text
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
 
@@ -80,8 +80,8 @@ def judge_capabilities(
         worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
         better = difference.points > 0 and adjusted[name] <= look.alpha
         reasons = [
-            f"Its own tasks, alone against the live release: {_figures(difference)}, {adjusted[name]:.4f} after Holm "
-            f"over {tried} tried: {_significant(better, look)}."
+            f"Its own tasks, alone against the live release: {_figures(difference)}, {p_text(adjusted[name], 4)} after "
+            f"Holm over {tried} tried: {_significant(better, look)}."
         ]
         verdict = GateVerdict.BETTER
         if not better:

@@ -75,6 +75,7 @@ def test_a_clear_gain_passes_whatever_the_number_of_looks(look, capabilities):
     late = Look(alpha_at(look, 0.05), look)
     tried = judge_capabilities({f"c{i}": gain for i in range(capabilities)}, {}, RULES, late)
     assert all(decision.passed for decision in tried.values())
+    assert all("p < 0.0001, < 0.0001 after Holm over" in decision.reasons[0] for decision in tried.values())
     assert judge_release(gain, RULES, late, 1, {"c0": ()}).promoted
 
 
