@@ -12,6 +12,7 @@ import pandas as pd
 from db import open_store
 from errors import ConfigurationError
 from settings import load_settings
+from tasks.measuring.gate_plan import p_text
 from tasks.measuring.outcomes import (
     Outcomes,
     common_data,
@@ -82,9 +83,13 @@ class Comparison:
             shown[f"pass^{self.k}"] = self.pass_k
         for name, d in shown.items():
             interval = f"[{d.low:+.1f}, {d.high:+.1f}]"
-            lines.append(f"{name:<{width}} {d.points:>+8.1f}  {interval:<16} {d.tasks:>6} {d.p:>9.4f}")
+            lines.append(f"{name:<{width}} {d.points:>+8.1f}  {interval:<16} {d.tasks:>6} {p_text(d.p, 4):>9}")
         lines += ["", f"{self.difference.changed} of {self.difference.tasks} tasks differ."]
-        lines.append(f"A true difference of {self.mde:.1f} points would have been found with 80 % power at 5 %.")
+        lines.append(
+            f"A true difference of {self.mde:.1f} points would have been found with 80 % power at 5 %."
+            if self.mde < 100
+            else "No true difference, however large, would have been found with 80 % power at 5 %: play more tasks."
+        )
         if len(self.families) > 1:
             lines.append(
                 "The p-values of families stand alone: the more families, the more of them are small by chance."

@@ -81,9 +81,7 @@ def clustered_interval(outcomes: Any, clusters: Any, confidence: float = 0.95) -
     means, n = _task_means(outcomes, clusters)
     tasks = len(means)
     if not tasks:
-        raise ValueError(
-            "no outcome to take a rate of: every episode is missing; play some before asking for an interval"
-        )
+        raise ValueError("no outcome to take a rate of: every episode is missing; play some before asking for it")
     rate = min(max(float(means.mean()), 0.0), 1.0)
     size = _effective_size(means, rate, n, confidence)
     z = float(special.ndtri(0.5 + confidence / 2))
@@ -134,24 +132,28 @@ def difference_of(differences: Floats, left_out: int = 0, confidence: float = 0.
     )
 
 
-def minimum_detectable_effect(base: Any, other: Any, tasks: Any, power: float = 0.8, alpha: float = 0.05) -> float:
-    """The smallest true difference, in points, that a two-sided test at `alpha` would find with probability `power`.
-
-    `(t_{1-alpha/2} + t_power) * standard error` with the observed spread of task differences (stabilised as in
-    `paired_difference`, so never 0) and G - 1 degrees of freedom; at most 100, which means "none". It uses the
-    observed spread and never the observed effect. Source: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640,
-    section 5."""
-    return mde_of(task_differences(base, other, tasks)[0], power, alpha)
-
-
 def mde_of(differences: Floats, power: float = 0.8, alpha: float = 0.05) -> float:
-    """The minimum detectable effect of tasks whose differences (G,) are known; 100 for fewer than two."""
-    if len(differences) < 2:
+    """The smallest true difference, in points, that a two-sided test at `alpha` would find with probability `power` in
+    as many tasks as have these differences (G,); 100, which means "none", where no p-value of so few reaches `alpha`.
+
+    `(t_{1-alpha/2} + t_power) * standard error` and the step of a sum, with the observed spread (stabilised as in
+    `paired_difference`) and never the observed effect: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640,
+    section 5. No less than what changes as many tasks, as far as those seen, as the permutation test needs."""
+    count, needed = len(differences), _changed_needed(alpha)
+    if count < needed:
         return 100.0
     _, error = stabilised(differences)
-    return min(
-        100.0, 100 * error * (_t_quantile(1 - alpha / 2, len(differences)) + _t_quantile(power, len(differences)))
-    )
+    sizes = np.abs(differences[np.abs(differences) > 1e-12])
+    # Where nothing changed nothing is known of how far a task would: as far as it can.
+    far, step = (float(sizes.sum()) + 1) / (len(sizes) + 1), float(sizes.min(initial=1.0))
+    spread = error * (_t_quantile(1 - alpha / 2, count) + _t_quantile(power, count)) + step / count
+    share = float(special.betaincinv(needed, count - needed + 1, power))
+    return min(100.0, 100 * max(spread, far * share))
+
+
+def _changed_needed(alpha: float) -> int:
+    """How many tasks have to change, all in one direction, for a p-value of `alpha`."""
+    return int(np.ceil(1 - np.log2(alpha)))
 
 
 def tasks_needed(
@@ -175,7 +177,7 @@ def tasks_needed(
     # Where every outcome is certain the sample may still hold another one: no less than one task in a hundred.
     variance = max(spread, 0.01) * (alike + (1 - alike) / trials)
 
-    changed = int(np.ceil(1 - np.log2(alpha)))  # all in its favour: with fewer no p-value reaches alpha
+    changed = _changed_needed(alpha)
 
     def finds(tasks: int) -> bool:
         quantiles = _t_quantile(1 - alpha / 2, tasks) + _t_quantile(power, tasks)
@@ -314,8 +316,7 @@ def _drawn_signs(rng: np.random.Generator, rows: int, m: int) -> Signs:
 
 
 def holm(p_values: Sequence[float] | npt.ArrayLike) -> Floats:
-    """Holm's (1979) step-down adjusted p-values, (m,) in the order given. Raises ValueError on a value outside [0,
-    1]."""
+    """Holm's (1979) step-down adjusted p-values, (m,) in the order given. ValueError for a value outside [0, 1]."""
     p = np.asarray(p_values, dtype=np.float64)
     if p.ndim != 1 or not np.all((p >= 0) & (p <= 1)):
         raise ValueError(f"p-values must be one row of numbers in [0, 1], got {p_values!r}")

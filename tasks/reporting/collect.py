@@ -12,7 +12,7 @@ from db import ReleaseRow, RouteRow, StageRow
 from environments.contract import Generators, Target
 from models.policy import PolicyIdentity
 from settings import Settings
-from tasks.measuring.statistics import align, minimum_detectable_effect, paired_difference, success_interval
+from tasks.measuring.statistics import align, difference_of, mde_of, success_interval, task_differences
 from tasks.reporting.analyst import analyst_figures, analyst_warnings
 from tasks.reporting.before_after import before_after, data_before, history_until, release_figures
 from tasks.reporting.capabilities import capabilities_of
@@ -137,11 +137,9 @@ def _difference(sides: dict[str, Any], before: str) -> Difference | None:
     if not {before, "routed"} <= sides.keys() or not set(sides[before]["task"]) & set(sides["routed"]["task"]):
         return None
     pairs = align(sides[before], sides["routed"])
-    base, other, tasks = pairs["base"].to_numpy(), pairs["other"].to_numpy(), pairs["task"].to_numpy()
-    d = paired_difference(base, other, tasks)
-    return Difference(
-        points=d.points, p=d.p, mde=minimum_detectable_effect(base, other, tasks), low=d.low, high=d.high, tasks=d.tasks
-    )
+    differences, left_out = task_differences(*(pairs[name].to_numpy() for name in ("base", "other", "task")))
+    d = difference_of(differences, left_out)
+    return Difference(points=d.points, p=d.p, mde=mde_of(differences), low=d.low, high=d.high, tasks=d.tasks)
 
 
 def _families(sides: dict[str, Any], stood_on_a_release: bool) -> dict[str, FamilyFigures]:

@@ -138,12 +138,17 @@ def _moved(what: str, before: tuple[Rate, str], after: Rate, difference: Differe
     rate, name = before
     called = f" ({name})" if name else ""
     span = f" (95 % interval {difference.low:+.1f} to {difference.high:+.1f}" if difference.low is not None else " ("
-    span += f"{', ' if difference.low is not None else ''}{p_phrase(difference.p)}, {difference.tasks or 'all'} tasks)"
+    span += f"{', ' if difference.low is not None else ''}{p_phrase(difference.p)}, {difference.tasks or 'all'} tasks"
+    # A rate is over all tasks that its side finished: where one lost some, theirs is not the paired difference.
+    apart = 100 * (after.success - rate.success)
+    span += ")" if abs(apart - difference.points) < 0.05 else " that both finished)"
     rates = f"from {percent(rate.success)}{called} to {percent(after.success)}: {difference.points:+.1f} points{span}."
     if difference.p <= SIGNIFICANT and difference.points != 0:
         return f"{what} {'rose' if difference.points > 0 else 'fell'} {rates}"
     power = f" A change below {difference.mde:.1f} points could not have been seen reliably."
-    if difference.points == 0:
+    if difference.mde >= 100:
+        power = " With so few tasks no change could have been seen reliably."
+    if difference.points == 0 and after.success == rate.success:
         return f"{what} stayed at {percent(rate.success)}{called}{span}.{power}"
     return f"{what} went {rates} That is within noise.{power}"
 

@@ -50,6 +50,14 @@ def test_two_files_by_hand(tmp_path: Path) -> None:
     assert "pass^2" in text
 
 
+def test_no_p_value_is_shown_as_0_and_nothing_as_found_where_no_p_value_could_be_small_enough(tmp_path: Path) -> None:
+    for tasks, p, power in ((20, "< 0.0001", "A true difference of "), (4, "0.1250", "No true difference, however")):
+        a, b = (csv_of(tmp_path, f"{s}.csv", {f"t{i}": s for i in range(tasks)}) for s in "01")
+        lines = compare_named(a, b).lines()
+        assert next(line for line in lines if line.startswith("all tasks")).endswith(f"{tasks:>6} {p:>9}")
+        assert [line.startswith(power) for line in lines if "80 % power" in line] == [True]
+
+
 def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
     a = written(tmp_path, "a.csv", "task,trial,success,extra\nt1,0,True,x\nt1,1,,x\nt2,0,0,x\n")
     b = written(

@@ -12,7 +12,7 @@ from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import (
     DRAWS,
     PERMUTATION_SEED,
-    minimum_detectable_effect,
+    mde_of,
     paired_difference,
     sign_flip_p,
     sign_flip_p_of_rows,
@@ -114,7 +114,29 @@ def test_more_tasks_are_needed_for_less():
     tasks = tasks_needed(20, 0.4, 1)
     rng = np.random.default_rng(3)
     base, other = (rng.random(tasks) < 0.4).astype(float), (rng.random(tasks) < 0.6).astype(float)
-    assert minimum_detectable_effect(base, other, np.arange(tasks)) == pytest.approx(20, rel=0.15)
+    assert mde_of(other - base) == pytest.approx(20, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "changed", "alpha"), [(6, 0, 0.05), (20, 0, 0.05), (160, 0, 0.05), (160, 4, 0.0076), (40, 4, 0.05)]
+)
+def test_what_few_changed_tasks_are_said_to_detect_is_detected(tasks, changed, alpha):
+    """The permutation test needs changed tasks: where few were seen to change, the spread alone promises too much."""
+    seen = np.zeros(tasks)
+    seen[:changed] = [1, -1] * (changed // 2)
+    mde = mde_of(seen, alpha=alpha) / 100
+    both = max(changed / tasks + mde**2, mde)  # the share of tasks that change, with the spread that was seen
+    drawn = np.random.default_rng(4).random((2_000, tasks))
+    better = drawn < (both + mde) / 2
+    found = sign_flip_p_of_rows(better - 1.0 * (~better & (drawn < both))) <= alpha
+    assert 0.75 < found.mean() < 0.9
+
+
+def test_so_few_tasks_detect_nothing_where_no_p_value_reaches_the_level():
+    assert mde_of(np.ones(5)) == 100.0
+    assert sign_flip_p(np.ones(5)) > 0.05
+    assert mde_of(np.ones(6)) < 100.0
+    assert sign_flip_p(np.ones(6)) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,18 @@ def test_what_fell_and_is_answered_as_before_is_named() -> None:
     assert "New: cancel_order; renewed: set_delivery_address; answered as before: cancel_other. The bare" in said
 
 
+def test_rates_that_lost_tasks_move_are_not_told_as_a_change_nor_hidden() -> None:
+    data = within_noise().model_dump(mode="json")
+    data["gain"] |= {"points": 0.0, "low": -4.0, "high": 4.0, "p": 1.0, "tasks": 57, "mde": 100.0}
+    said = headline(RoundFigures.model_validate(data))
+    assert "went from 55.0 % (release 2) to 61.3 %: +0.0 points" in said
+    assert "p = 1.000, 57 tasks that both finished). That is within noise. With so few tasks no change could" in said
+    data["routed"] = data["live"]
+    assert "stayed at 55.0 % (release 2) (95 % interval -4.0 to +4.0, p = 1.000, 57 tasks)." in headline(
+        RoundFigures.model_validate(data)
+    )
+
+
 def test_noise_on_test_is_called_noise_with_what_the_gate_saw() -> None:
     said = headline(within_noise())
     assert "went from 55.0 % (release 2) to 61.3 %: +2.5 points" in said
