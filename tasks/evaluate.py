@@ -214,7 +214,7 @@ def _store_evaluation(
             f"{lost}; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
         )
     interval = success_interval(frame)
-    rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high)
+    rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high, n=interval.n, tasks=interval.tasks)
     context.store.put(
         [
             EvaluationRow(
@@ -224,7 +224,7 @@ def _store_evaluation(
                 subject=subject,
                 n_tasks=sizes[0],
                 trials=sizes[1],
-                **rate.model_dump(),
+                **rate.model_dump(include={"success", "low", "high"}),
                 detail=frame.groupby("family")["success"].mean().to_dict(),
             )
         ],

@@ -15,7 +15,7 @@ from errors import StoreError
 from tasks.releases.lookup import barred, live_around, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
-from tasks.round.results import GateResult, ReportResult
+from tasks.round.results import GateResult, ReportResult, TestResult
 from tasks.round.stored import StoredRound
 from tasks.unattended.alive import as_told
 
@@ -60,8 +60,9 @@ class _Parts:
         self.verdicts: dict[str, dict[str, str]] = defaultdict(dict)
         for verdict in store.rows(VerdictRow, round_id=ids):
             self.verdicts[verdict.round_id][verdict.subject] = verdict.verdict
+        tested = {row.round_id: row.result or {} for row in store.rows(StageRow, round_id=ids, name=TestResult.stage)}
         self.test: dict[tuple[str, str], Rate] = {
-            (row.round_id, row.subject): _rate(row)
+            (row.round_id, row.subject): _rate(row, tested.get(row.round_id, {}).get(row.subject) or {})
             for row in store.rows(EvaluationRow, round_id=ids, split="test")
             if row.success is not None
         }
@@ -78,10 +79,14 @@ class _Parts:
             self.dollars[spent.round_id] += spent.dollars
 
 
-def _rate(row: EvaluationRow) -> Rate:
+def _rate(row: EvaluationRow, told: Mapping[str, Any]) -> Rate:
+    """A side's rate with what it was taken of, as the stage's result has it; of an earlier version's, which counted no
+    finished episodes, all that were to be played."""
     success = row.success or 0.0
     low, high = (success if end is None else end for end in (row.low, row.high))
-    return Rate(success=success, low=low, high=high, n=row.n_tasks * row.trials, tasks=row.n_tasks)
+    planned = (row.n_tasks * row.trials, row.n_tasks)
+    n, tasks = (told["n"], told["tasks"]) if told.get("n") else planned
+    return Rate(success=success, low=low, high=high, n=n, tasks=tasks)
 
 
 def _of_round(row: Round, parts: _Parts) -> HistoryRow:

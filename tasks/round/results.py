@@ -300,11 +300,14 @@ class RouteResult(StageResult):
 
 
 class SuccessRate(BaseModel):
-    """A success rate with its 95 % interval, clustered by task."""
+    """A success rate with its 95 % interval, clustered by task, over `n` finished episodes of `tasks` tasks (0 where an
+    earlier version did not count them)."""
 
     success: float
     low: float
     high: float
+    n: int = 0
+    tasks: int = 0
 
 
 class EvaluateResult(StageResult):

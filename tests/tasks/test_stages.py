@@ -26,7 +26,7 @@ from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
 from tasks.synthesis.learning import generalist as learnt_first
 from tasks.synthesis.learning.generalist import store_generalist
 from tasks.unattended import alive
-from tests.db.store_examples import failure
+from tests.db.store_examples import failure, trajectory
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False, "high": 0.6}
 
@@ -256,6 +256,15 @@ def test_a_stage_stores_what_the_model_and_the_environment_took(context: Context
     result = work.do(context)
     assert 0.02 <= result.model_seconds < 1.0
     assert result.environment_seconds == 0.0
+
+
+def test_a_rate_says_of_how_many_finished_episodes_it_is(context: Context) -> None:
+    found = [trajectory(context.round.id, name, task_id=name[0], trial=int(name[1])) for name in ("a0", "a1", "b0")]
+    found += [failure(context.round.id, "b1")]
+    context.store.add_trajectories(found)
+    rate = _store_evaluation(context, "test", "live", [t.id for t in found], (2, 2))
+    assert rate is not None
+    assert (rate.n, rate.tasks) == (3, 2)
 
 
 def test_a_side_that_lost_every_episode_is_one_error(context: Context) -> None:

@@ -131,7 +131,7 @@ def test_a_release_that_is_rolled_back_while_its_test_plays_stays_so(
     """Its figures are kept with it where they were measured on its own data."""
     for _ in range(2):
         home.promoted({"refund": home.member("refund")})
-    rate = SuccessRate(success=0.5, low=0.4, high=0.6)
+    rate = SuccessRate(success=0.5, low=0.4, high=0.6, n=7, tasks=4)
     told: list[list[str]] = []
 
     def measure(*_: object) -> dict[str, object]:
@@ -151,7 +151,7 @@ def test_a_release_that_is_rolled_back_while_its_test_plays_stays_so(
     assert home.states() == states
     assert [[entry["reason"] for entry in home.newest().evidence["history"]]] == told
     found = home.newest().evidence.get("test")
-    assert found == ({"routed": {"success": 0.5, "low": 0.4, "high": 0.6}} if data == DATA else None)
+    assert found == ({"routed": rate.model_dump()} if data == DATA else None)
     home.check()
 
 

@@ -124,6 +124,17 @@ def test_what_was_live_around_a_round_of_a_new_lineage_is_what_went_on_answering
     assert [told.after for told in history_of(shop.store, "shop") if told.round == row.number] == [1]
 
 
+def test_the_figures_of_a_round_are_of_the_episodes_that_were_finished(shop: Shop) -> None:
+    row = shop.round()
+    played: Any = {"base": RATE | {"n": 7, "tasks": 4}, "live": RATE, "routed": RATE | {"n": 5, "tasks": 3}}
+    shop.stage(row, TestResult(looks=1, **played))
+    shop.tested(row, base=0.7, live=0.7, routed=0.7)
+    (told,) = history_of(shop.store, "shop")
+    assert told.test is not None
+    assert told.base is not None
+    assert (told.test.n, told.test.tasks, told.base.n, told.base.tasks) == (5, 3, 7, 4)
+
+
 def test_what_a_round_of_a_new_lineage_made_live_took_the_place_of_what_was_live(shop: Shop) -> None:
     one = shop.release(1, {"a": "1"}, state=ReleaseState.RETIRED)
     row = shop.round(data=OTHER_DATA)
