@@ -158,8 +158,16 @@ def _families(sides: dict[str, Any], stood_on_a_release: bool) -> dict[str, Fami
             base_interval=(base.low, base.high) if base else None,
             routed_interval=(routed.low, routed.high) if routed else None,
             noop=noop.success if noop else None,
+            points=_points(sides, family, "base"),
+            gained=_points(sides, family, "live") if live else None,
         )
     return figures
+
+
+def _points(sides: dict[str, Any], family: str, before: str) -> float | None:
+    """What a family gained on the tasks that both sides finished; None where there is none."""
+    found = _difference({name: f[f["family"] == family] for name, f in sides.items() if name != "noop"}, before)
+    return found.points if found else None
 
 
 def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigures | None:

@@ -46,8 +46,7 @@ class Rate(_Figures):
 
 
 class Difference(_Figures):
-    """One side minus another, paired by task. `mde` is the smallest difference that would have been found with 80 %
-    power."""
+    """One side minus another, paired by task. `mde` is the smallest that would have been found with 80 % power."""
 
     points: float
     p: float = Field(ge=0, le=1)
@@ -60,7 +59,8 @@ class Difference(_Figures):
 class FamilyFigures(_Figures):
     """One family of tasks on the test split; intervals are (low, high). `routed` is what is live after the round,
     `live` what was live before it (None where that was the base). A rate is None where all episodes were lost; `n` are
-    those of the side with the most."""
+    those of the side with the most. `points` are `routed` minus `base`, `gained` minus `live`, over the tasks that both
+    finished (in figures of an earlier version: of the rates)."""
 
     base: float | None = Field(ge=0, le=1)
     routed: float | None = Field(ge=0, le=1)
@@ -70,11 +70,15 @@ class FamilyFigures(_Figures):
     live_interval: tuple[float, float] | None = None
     routed_interval: tuple[float, float] | None = None
     noop: float | None = None
+    points: float | None = None
+    gained: float | None = None
 
-    @property
-    def points(self) -> float | None:
-        """`routed` minus `base`, in percentage points; None where one is not known."""
-        return None if self.base is None or self.routed is None else 100 * (self.routed - self.base)
+    @model_validator(mode="before")
+    @classmethod
+    def _of_rates(cls, given: dict[str, Any]) -> dict[str, Any]:
+        base, live, routed = (given.get(name) for name in ("base", "live", "routed"))
+        ends = {"points": (base, routed), "gained": (live, routed)}
+        return {name: None if a is None or b is None else 100 * (b - a) for name, (a, b) in ends.items()} | given
 
 
 class TrainingStep(_Figures):
@@ -101,8 +105,7 @@ class Calibration(_Figures):
 
 class SynthesisVersion(_Figures):
     """One version of an environment that a model wrote: whether it may train, the beginning of its code's hash ("" when
-    the model gave none), the sandbox level it was judged in, and why it was refused; `banked`: it is of an earlier
-    round."""
+    the model gave none), the sandbox level it was judged in, and why it was refused; `banked`: of an earlier round."""
 
     number: int
     accepted: bool
@@ -116,8 +119,7 @@ class AnalystFigures(_Figures):
     """The language models that labelled, wrote and played users, and what they cost in all; `refused` says why
     labelling runs were left out, `too_long` and `filtered` (refused also alone) count trajectories that could not be
     labelled. `judge` named and judged the capabilities, `author` wrote environments ("": none did); `environments` were
-    accepted, `banked` of them from earlier rounds, and each cost so many dollars, calls and tokens of the author (None
-    without any)."""
+    accepted, `banked` from earlier rounds, each for so many of the author's dollars, calls and tokens (None: none)."""
 
     model: str
     calls: int = 0
@@ -203,8 +205,7 @@ class CapabilityFigures(_Figures):
 class ReleaseFigures(_Figures):
     """The candidate release that the round made: its number, the gate's verdict on it as a whole ("" before the gate)
     with reasons, points and p on validation against what was live, and what it has by name: `new` capabilities,
-    `renewed` ones (another version than before) and those that were `kept`. `left` are families that fell with its
-    first router and are answered as before."""
+    `renewed` ones (another version than before) and those `kept`. `left` are families answered as before, as they fell."""
 
     number: int
     verdict: str = ""
@@ -290,10 +291,9 @@ class RouterFigures(_Figures):
 
     @model_validator(mode="after")
     def _square(self) -> RouterFigures:
-        if len(self.counts) != len(self.labels) or any(len(row) != len(self.labels) for row in self.counts):
-            raise ValueError(
-                f"confusion counts must be {len(self.labels)} x {len(self.labels)}, one row and column a label"
-            )
+        size = len(self.labels)
+        if len(self.counts) != size or any(len(row) != size for row in self.counts):
+            raise ValueError(f"confusion counts must be {size} x {size}, one row and column a label")
         return self
 
 

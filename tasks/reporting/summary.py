@@ -110,7 +110,8 @@ def _family_table(figures: RoundFigures) -> Table:
     for name, f in figures.families.items():
         start = f.base if f.live is None else f.live
         rates = [f.base, *([start] if three else []), f.routed]
-        change = "–" if start is None or f.routed is None else f"{100 * (f.routed - start):+.1f} points"
+        moved = f.points if f.live is None else f.gained
+        change = "–" if moved is None else f"{moved:+.1f} points"
         table.add_row(_plain(name), *map(percent, rates), change, str(f.n))
     if figures.noop:
         table.add_section()

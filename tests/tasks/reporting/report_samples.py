@@ -308,6 +308,7 @@ def later_round() -> RoundFigures:
     }
     for i, family in enumerate(data["families"].values()):
         family |= {"live": [0.9, 0.55, 0.7, 0.0][i], "live_interval": [0.4, 0.95]}
+        del family["gained"]  # it is the difference of the rates
     data["capabilities"][0] |= {"alone": "better", "renewed": True, "ending": "solved", "chosen": 7}
     for i, step in enumerate(data["capabilities"][0]["steps"]):
         step["retention"] = 0.95 - 0.02 * i

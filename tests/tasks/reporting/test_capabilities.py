@@ -29,7 +29,7 @@ from db import (
 from tasks.episodes.lineage import lineages_of
 from tasks.reporting.capabilities import capabilities_of
 from tasks.reporting.collect import _families
-from tasks.reporting.figures import RoundFigures
+from tasks.reporting.figures import FamilyFigures, RoundFigures
 from tasks.reporting.page import render
 from tasks.reporting.summary import print_summary
 from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
@@ -128,6 +128,25 @@ def test_what_learnt_without_grpo_is_told_so(shop: Shop, config: dict[str, Any],
     assert f"**Trained** 13 steps from {sources} (learnt), weights of step 13" in told[GENERALIST]
     assert "GRPO" not in told[GENERALIST]
     assert "**Trained** 2 GRPO steps (solved)" in told[OWN]
+
+
+def test_a_family_moved_as_far_as_the_tasks_that_both_sides_finished() -> None:
+    """What one side lost is no fall of the other: here it was the one task that nobody solves."""
+
+    def side(*tasks: int) -> pd.DataFrame:
+        return pd.DataFrame([{"task": f"t{i}", "family": "refund", "trial": 0, "success": i > 0} for i in tasks])
+
+    found = _families({"base": side(1, 2, 3), "live": side(1, 2, 3), "routed": side(0, 1, 2, 3)}, True)
+    refund = found["refund"]
+    assert (refund.base, refund.live, refund.routed, refund.points, refund.gained) == (1.0, 1.0, 0.75, 0.0, 0.0)
+    told = RoundFigures(round="r", target="shop", data_hash="d", seed=7, before=1, after=2, families=found)
+    (row,) = (line for line in render(told).splitlines() if 'row">refund<' in line)
+    assert "<td>+0.0</td>" in row
+    print_summary(told, Console(file=(text := io.StringIO()), width=110))
+    assert "+0.0 points" in text.getvalue()
+    of_before = refund.model_dump() | {"live": None}
+    del of_before["points"], of_before["gained"]
+    assert (FamilyFigures(**of_before).points, FamilyFigures(**of_before).gained) == (-25.0, None)
 
 
 def test_a_family_that_one_side_lost_is_not_known_there() -> None:
