@@ -205,7 +205,7 @@ class CapabilityFigures(_Figures):
 class ReleaseFigures(_Figures):
     """The candidate release that the round made: its number, the gate's verdict on it as a whole ("" before the gate)
     with reasons, points and p on validation against what was live, and what it has by name: `new` capabilities,
-    `renewed` ones (another version than before) and those `kept`. `left` are families answered as before, as they fell."""
+    `renewed` ones (another version than before) and those `kept`; `left` are families that fell, answered as before."""
 
     number: int
     verdict: str = ""
