@@ -161,7 +161,7 @@ class TrainSettings(Part):
     shown: int = Field(
         0, ge=0,
         description="episodes of each family that what is live does not master, played with advice, of which a "
-        "generalist is made first, twice over, or once behind what learnt demonstrations; 0: none",
+        "generalist is made first, twice over, or once behind what learnt demonstrations, beside them; 0: none",
     )  # fmt: skip
     recall_rate: float | None = Field(
         None, gt=0, description="learning rate where nothing but successes is learnt from; none: learning_rate"

@@ -92,9 +92,9 @@ def _given_back(name: str) -> bool:
 
 def deaths_before(target: str = "") -> dict[str, str]:
     """In a run of a deployment: how the runs just before it died, as Prefect has it, by their ids, oldest first; none
-    where the last one did not, or nobody knows. With `target` those on it alone: a deployment may play several in
-    turn. A process that is killed tells nobody, one that Prefect could not start
-    neither, and nor does a run of the one before it when it dies too soon: so all are given that died in a row."""
+    where the last one did not, or nobody knows. With `target` those on it alone: a deployment may play several in turn.
+    A process that is killed tells nobody, one that Prefect could not start neither, and nor does a run of the one
+    before it when it dies too soon: so all are given that died in a row."""
     if not deployment.id:
         return {}
     ended = FlowRunFilter(

@@ -28,11 +28,11 @@ from tasks.methods.seed.seed_run import SeedRun
 from tasks.methods.trace import choosing_episodes
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
-from tasks.round.results import CalibrateResult, SelectResult, SynthesizeResult, TrainResult
-from tasks.synthesis.calibration import HINT
+from tasks.round.results import CalibrateResult, SelectResult, TrainResult
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.course import Course
 from tasks.synthesis.learning.generalist import beginning_of, comes_first, specialists
+from tasks.synthesis.learning.shown import shown_so_far
 from tasks.synthesis.learning.training import train_on
 
 DEMONSTRATIONS_GRPO, GENERALIST_GRPO = "demonstrations-grpo", "generalist-grpo"
@@ -42,7 +42,8 @@ DEMONSTRATIONS_GRPO, GENERALIST_GRPO = "demonstrations-grpo", "generalist-grpo"
 PATIENCE, SOLVED = 30, 1.0
 # How the stages of TRACE's round begin whose work `mixed` takes over: what made its environments, and its start.
 MAKES_ENVIRONMENTS = ("contrast", "select", "synthesize", "calibrate")
-MAKES_START = (f"train:{GENERALIST}", f"rollout:{GENERALIST}")
+TRAINS_START = f"train:{GENERALIST}"
+MAKES_START = (TRAINS_START, f"rollout:{GENERALIST}")
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,10 @@ def grpo_generalist(run: SeedRun, context: Context, account: Account) -> Answer:
     if not (comes_first(context) and GENERALIST in registered(context.stored)):
         return Answer(context, notes=("TRACE has made no generalist first, so the bare base answers",))
     start = context.store.row(AdapterRow, id=own_adapter(context.stored, GENERALIST))
-    environment = context.result(SynthesizeResult, GENERALIST).environment
-    shown = context.store.trajectory_frame(context.round.id, columns=["id"], environment=environment, group_id=HINT)
-    account.admit(list(shown["id"]), "calibration")
+    environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
+    account.admit(shown_so_far(context, environment.spec.id), "calibration")
     answer = _practised(run, context, account, GENERALIST_GRPO, dense=True, start=start)
-    return replace(answer, shared_seconds=_seconds(context, MAKES_START[:1]))
+    return replace(answer, shared_seconds=_seconds(context, (TRAINS_START,)))
 
 
 def _seconds(context: Context, stages: tuple[str, ...]) -> float:

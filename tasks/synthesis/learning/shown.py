@@ -63,11 +63,15 @@ def _paid(context: Context, environment: ComposedEnvironment, families: Sequence
     """The first of the `families` that can be shown `each` episodes; all, where nothing pays."""
     if context.budget is None:
         return list(families)
-    done = context.store.trajectory_frame(
-        context.round.id, columns=["id"], environment=environment.spec.id, group_id=HINT
-    )
+    done = shown_so_far(context, environment.spec.id)
     paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST)) + len(done)
     return list(families)[: paid // each]
+
+
+def shown_so_far(context: Context, environment: str) -> list[str]:
+    """Trajectory ids of what the round has played with advice in an environment, by the id of its specification."""
+    frame = context.store.trajectory_frame(context.round.id, columns=["id"], environment=environment, group_id=HINT)
+    return list(frame["id"])
 
 
 def play_advised(

@@ -37,7 +37,7 @@ class Shown:
         self.settings = load_settings(profile="night", train=train)
         self.round = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash, seed=0, number=1)
         self.budget = None if paid is None else SimpleNamespace(for_training=lambda adapter: paid)
-        self.store = SimpleNamespace(trajectory_frame=lambda *given, **more: range(stored))
+        self.store = SimpleNamespace(trajectory_frame=lambda *given, **more: {"id": range(stored)})
         self.engine = SimpleNamespace(play=self._play)
         self.played: list[tuple[Any, list[Any]]] = []
 
