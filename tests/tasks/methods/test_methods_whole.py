@@ -31,6 +31,7 @@ from tasks.methods.seed.budget import TEST, Account
 from tasks.methods.seed.seed_run import SeedRun, close_round
 from tasks.round.adapters import adapter_id, own_adapter
 from tasks.round.results import RolloutResult, SelectResult, SynthesizeResult, TrainResult
+from tasks.synthesis.calibration import HINT
 from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE, solved
 from tests.tasks.methods.seeds_made import BUDGET, TRAIN, charged_and_stored, seed_run, without_prefect
 
@@ -191,6 +192,22 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
     assert GENERALIST in placebo.trained, "what differs is what was selected, not the generalist"
     assert placebo.purposes["routing"] >= SIZE
     close_round(context)
+
+
+def test_plain_grpo_from_a_generalist_pays_for_what_that_was_shown(settings_folder: Path, tiny_model: Any) -> None:
+    """Its scenarios with advice were played before, by TRACE, and cost both the same."""
+    train = TRAIN | {"demonstrations": 4, "shown": 2, "hints": 0.5}
+    run = seed_run(settings_folder, tiny_model, target=solved.name, train=train)
+    result = run_all(run, settings_folder / "seed.json", ["trace", "generalist-grpo"]).methods
+    store = run.context.store
+    shown = ids(store, f"id FROM trajectories WHERE group_id = '{HINT}' AND purpose = 'calibration'")
+    assert len(shown) == 2 * len(FAMILIES), "in its second turn alone, where it has solutions to begin from"
+    plain = result["generalist-grpo"]
+    assert plain.purposes["calibration"] == len(shown) <= result["trace"].purposes["calibration"]
+    paid = ids(store, "trajectory_id AS id FROM episode_charges WHERE method IN ('generalist-grpo', 'diagnosis')")
+    assert shown <= paid
+    assert plain.episodes == sum(n for what, n in plain.purposes.items() if what != TEST) <= BUDGET
+    close_round(run.context)
 
 
 def test_plain_grpo_begins_from_what_has_learnt_the_solutions(
