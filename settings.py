@@ -77,7 +77,7 @@ _BEFORE: dict[str, dict[str, object]] = {
         "shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER, "micro_batch_tokens": None,
         "carry": False, "generalist": 0, "demonstrations": 0, "recall_rate": None,
         "recall_steps": 0, "carry_rate": None, "focus": False, "patience": 0,
-        "shown": 0,
+        "shown": 0, "practice": 0,
     },
     "evaluation": {"routing": 0},
 }  # fmt: skip

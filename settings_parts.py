@@ -163,6 +163,9 @@ class TrainSettings(Part):
         description="episodes of each family that what is live does not master, played with advice, of which a "
         "generalist is made first, twice over, or once behind what learnt demonstrations, beside them; 0: none",
     )  # fmt: skip
+    practice: int = Field(
+        0, ge=0, description="steps of GRPO in which one that is made first then practises what it half knows; 0: none"
+    )
     recall_rate: float | None = Field(
         None, gt=0, description="learning rate where nothing but successes is learnt from; none: learning_rate"
     )
@@ -180,6 +183,11 @@ class TrainSettings(Part):
         """Whether a first round makes its generalist before it looks for what is lacking: from demonstrations, or from
         what it is shown with advice."""
         return bool(self.generalist and (self.demonstrations or self.shows))
+
+    @property
+    def practises(self) -> bool:
+        """Whether one that is made first practises then."""
+        return bool(self.practice and self.generalist_first)
 
     @property
     def shows(self) -> bool:

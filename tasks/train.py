@@ -10,7 +10,7 @@ from db import GENERALIST, AdapterRow, AdapterState, TrainingStepRow, row_id
 from environments.sandbox.workers import ModuleError
 from errors import Untrainable
 from models.training.records import TrainingSettings
-from tasks.round.adapters import adapter_id, begin_adapter
+from tasks.round.adapters import BEFORE_PRACTICE, adapter_id, begin_adapter
 from tasks.round.context import Context
 from tasks.round.results import (
     LEARNT,
@@ -24,6 +24,7 @@ from tasks.synthesis.environments import stored_environment
 from tasks.synthesis.learning.course import Course, check_alive
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
 from tasks.synthesis.learning.played_before import groups_before
+from tasks.synthesis.learning.practising import practised
 from tasks.synthesis.learning.training import train_on, training_settings
 from tasks.synthesis.starting import (
     champion_start,
@@ -44,7 +45,8 @@ FAILED = "training-failed"
 def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
     whichever weights do best there, the generalist's among them where that came first. Goes on from the last whole
-    checkpoint. The generalist learns from what has succeeded instead. One that cannot be trained, or whose written
+    checkpoint. The generalist learns from what has succeeded instead, and may practise
+    then. One that cannot be trained, or whose written
     module gives no scenarios any more, ends with its own adapter, not with the round."""
     version = 1 if capability == GENERALIST else context.result(SynthesizeResult, capability).versions
     identity = adapter_id(context.round.id, capability, version)
@@ -112,11 +114,15 @@ def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> 
 
 
 def _generalist(context: Context, wanted: TrainingSettings) -> TrainResult:
-    learnt = learn_generalist(context, context.result(SynthesizeResult, GENERALIST).environment, wanted)
+    practises = context.settings.train.practice > 0 and comes_first(context)
+    environment_id = None if practises else context.result(SynthesizeResult, GENERALIST).environment
+    learnt = learn_generalist(context, environment_id, wanted, BEFORE_PRACTICE if practises else GENERALIST)
     if learnt is None:
         why = "nothing has succeeded, so there is nothing to learn from"
         identity = adapter_id(context.round.id, GENERALIST)
         return TrainResult(adapter=identity, sha256="", steps=0, run="", ending="nothing", chosen=0, verdict=why)
+    if practises:
+        return practised(context, learnt)
     row, steps = learnt.adapter, learnt.steps
     return TrainResult(adapter=row.id, sha256=row.sha256, steps=steps, run=learnt.run, ending=LEARNT, chosen=steps)
 

@@ -151,6 +151,7 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any] | Changes]] = {
     "rank-4": ("LoRA of rank 4", _rank_4),
     "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
     "no-generalist": ("no generalist", {"train": {"generalist": 0}}),
+    "no-practice": ("a generalist that does not practise", {"train": {"practice": 0}}),
     "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),
     "router-retrieval": ("the votes of neighbours", {"router": "retrieval"}),
     "router-label": ("the router's label alone", {"router": "label"}),

@@ -119,8 +119,10 @@ def after_training(context: Context, selected: list[str]) -> int:
     tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
     settings, diagnosis, draws = context.settings, len(context.tasks("diagnosis")), isinstance(context.target, Drawable)
     if not selected and generalist.comes_first(context) and context.found(SelectResult) is None:
-        # What it is shown leaves over what the smallest round still needs, which has played the diagnosis once.
-        return least_episodes(settings, diagnosis, len(tasks), draws) - diagnosis * settings.rollout.trials
+        # What it is shown and practises with leaves over what the smallest round still needs, which has played the
+        # diagnosis, and its practice's part of it.
+        played = diagnosis * settings.rollout.trials + practice_start(settings, diagnosis)
+        return least_episodes(settings, diagnosis, len(tasks), draws) - played
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
     # A generalist that came first has played the diagnosis already: that is what was mined.
     first = GENERALIST in capabilities and generalist.comes_first(context)
@@ -155,6 +157,8 @@ def share_of(context: Context, selected: list[str], left: int) -> int:
     What it does not use is theirs, and at last what shows the generalist what is missing. Where not every one can fill
     a batch of groups, the first may."""
     train = context.settings.train
+    if context.found(SelectResult) is None:  # practice, before anything is selected
+        return left // (1 + context.settings.selection.most)
     waiting = [c for c in specialists(_still_in(context, selected)) if context.found(TrainResult, c) is None]
     filled = len(waiting[: left // (train.groups * train.group_size)])
     return left // filled if filled else left
@@ -211,7 +215,13 @@ def starting_episodes(settings: Settings, capabilities: int) -> int:
     adapters before each."""
     if not settings.train.carries:
         return 0
-    return sum(min(before, MOST) + 1 for before in range(1, capabilities)) * _tried_on(settings)
+    more = int(settings.train.practises)  # what the generalist practised from is one of them
+    return sum(min(before + more, MOST) + 1 for before in range(1, capabilities)) * _tried_on(settings)
+
+
+def practice_start(settings: Settings, diagnosis: int) -> int:
+    """The episodes of `diagnosis` tasks that say what a generalist practises most."""
+    return settings.evaluation.routed(diagnosis) if settings.train.practises else 0
 
 
 def _tried_on(settings: Settings) -> int:
@@ -224,9 +234,13 @@ def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: b
     """The fewest episodes with which a round can train one capability for one step and prove it; a generalist that
     comes first plays the diagnosis once more, and is proven beside it."""
     train, first = settings.train, int(settings.train.generalist_first)
+    practice = practice_start(settings, diagnosis)
+    if practice:
+        practice += train.groups * train.group_size + choosing_episodes(settings)
     return (
         diagnosis * settings.rollout.trials * (1 + first)
         + settings.calibration.seeds * settings.calibration.samples
         + train.groups * train.group_size
+        + practice
         + proof_episodes(settings, diagnosis, validation, [(validation, 0)] * (1 + first), draws, first, first)
     )

@@ -23,7 +23,7 @@ from models.training.checkpoints import weights_by_step
 from tasks.measuring.lineup import tried_on_diagnosis
 from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, cloned_note, unlearnt_note
 from tasks.methods.seed.answers import Answer, Checkpoint, one_adapter
-from tasks.methods.seed.budget import Account
+from tasks.methods.seed.budget import TEST, Account
 from tasks.methods.seed.seed_run import SeedRun
 from tasks.methods.trace import choosing_episodes
 from tasks.round.adapters import adapter_id, own_adapter, registered
@@ -32,6 +32,7 @@ from tasks.round.results import CalibrateResult, SelectResult, TrainResult
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.course import Course
 from tasks.synthesis.learning.generalist import beginning_of, comes_first, specialists
+from tasks.synthesis.learning.practising import practice_episodes
 from tasks.synthesis.learning.shown import shown_so_far
 from tasks.synthesis.learning.training import train_on
 
@@ -157,14 +158,22 @@ def grpo_cloned(run: SeedRun, context: Context, account: Account) -> Answer:
 
 def grpo_generalist(run: SeedRun, context: Context, account: Account) -> Answer:
     """GRPO on the target itself, with the dense reward, that begins from the generalist that TRACE has made first: what
-    TRACE's own trainings begin from. It pays for what that was shown."""
+    TRACE's own trainings begin from. It pays for what that was shown and has practised with."""
     if not (comes_first(context) and GENERALIST in registered(context.stored)):
         return Answer(context, notes=("TRACE has made no generalist first, so the bare base answers",))
     start = context.store.row(AdapterRow, id=own_adapter(context.stored, GENERALIST))
     environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
     account.admit(shown_so_far(context, environment.spec.id), "calibration")
+    _pay_for_practice(context, account)
     answer = _practised(run, context, account, GENERALIST_GRPO, dense=True, start=start)
     return replace(answer, shared_seconds=_seconds(context, (TRAINS_START,)))
+
+
+def _pay_for_practice(context: Context, account: Account) -> None:
+    """Charge what the generalist that a method begins from has practised with."""
+    played = practice_episodes(context)
+    for purpose in sorted({*played.values()}):
+        account.admit([i for i, of in played.items() if of == purpose], purpose)
 
 
 def _seconds(context: Context, stages: tuple[str, ...]) -> float:
@@ -199,6 +208,7 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
     if began is not None and began[0] == GENERALIST:
         start = context.store.row(AdapterRow, id=began[1])
         account.admit(tried_on_diagnosis(context, GENERALIST), "routing")
+        _pay_for_practice(context, account)
     used = (*MAKES_ENVIRONMENTS, *(MAKES_START if start is not None else ()))
     parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
     answer = _trained(run, account, "mixed", Mixture(parts), start)
@@ -238,7 +248,8 @@ def _trained(
 
 def _checkpoints(context: Context, account: Account, course: Course, steps: int) -> tuple[Checkpoint, ...]:
     """The weights after each step, with the episodes of the whole budget that had been played by then."""
-    before = sum(purpose in ("diagnosis", "calibration", "routing") for purpose in account.charged().values())
+    mine = set(context.store.trajectory_frame(None, columns=["id"], adapter_id=course.adapter)["id"])
+    before = sum(purpose != TEST for i, purpose in account.charged().items() if i not in mine)
     rows = sorted(context.store.rows(TrainingStepRow, adapter_id=course.adapter), key=lambda row: row.step)
     folders = weights_by_step(course.folder, steps)
     return tuple(

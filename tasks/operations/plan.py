@@ -125,7 +125,7 @@ def plan_of(
         collections=t.collections,
         transfer=looked,
         written=s.synthesizer.kind == "llm",
-        generalist=again + _shown(s, target, champions) if t.generalist else 0,
+        generalist=again + _shown(s, target, champions) + _practice(s, routed, champions) if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,
@@ -139,10 +139,22 @@ def _champions(live: ReleaseRow | None) -> set[str]:
 
 def _calibrations(settings: Settings, champions: Collection[str]) -> int:
     """The most times that an environment's scenarios are calibrated on: without advice and with it, by a champion and
-    by the live generalist behind it."""
+    by the live generalist behind it, or by one that has practised and by what that practised from."""
     train = settings.train
     behind = train.carry and GENERALIST in champions and len(champions) > 1
+    behind |= train.practises and GENERALIST not in champions
     return (2 if train.hints else 1) * (2 if behind else 1)
+
+
+def _practice(settings: Settings, routed: int, champions: Collection[str]) -> int:
+    """The most episodes with which a generalist practises that is made first: what it knows already, on `routed` tasks,
+    each step with its redraws, and the choice among its checkpoints."""
+    t = settings.train
+    if not t.practises or GENERALIST in champions:
+        return 0
+    contenders = min(t.candidates, t.practice) + 1 if t.candidates > 1 and t.practice > 1 else 0
+    steps = t.practice * t.groups * t.group_size * t.collections
+    return routed + steps + contenders * (t.choosing + retained(t.choosing))
 
 
 def _shown(settings: Settings, target: Target, champions: Collection[str]) -> int:

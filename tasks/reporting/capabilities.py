@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from db import (
     AdapterRow,
@@ -88,7 +88,7 @@ def capabilities_of(stored: StoredRound, before: Collection[str]) -> list[Capabi
                 versions=versions_of(store, round_id, s.capability_id),
                 transfer=_transfer(trained),
                 begun=starts_text(trained.starts, trained.keeps) if trained and trained.starts else "",
-                learnt=_learnt(trained, adapter),
+                learnt=_learnt(trained, adapters),
                 passed_over=synthesized.passed_over if synthesized else {},
             )
         )
@@ -125,10 +125,12 @@ def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple
     return "unfinished", ["The round has not come to its gate."]
 
 
-def _learnt(trained: TrainResult | None, adapter: AdapterRow | None) -> str:
-    """What an adapter learnt from without GRPO, with how many of each there were; "" for one that GRPO trained."""
-    if trained is None or not trained.learnt:
+def _learnt(trained: TrainResult | None, adapters: Mapping[str, AdapterRow]) -> str:
+    """What an adapter, or what it practised from, learnt from without GRPO, with how many of each there were; "" for
+    one that GRPO trained alone. `adapters` are the round's, by id."""
+    if trained is None or not (trained.learnt or trained.before):
         return ""
+    adapter = adapters.get(trained.before or trained.adapter)
     config = adapter.config if adapter else {}
     counts = {"successes": config.get("successes"), "reference solutions": config.get("demonstrations")}
     return " and ".join(f"{count} {what}" for what, count in counts.items() if count) or SOURCES

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from db import AdapterRow, AdapterState, EnvironmentRow, Store, row_id
+from db import GENERALIST, AdapterRow, AdapterState, EnvironmentRow, Store, row_id
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.fingerprint import TAG, Fingerprint, read_fingerprint
 from models.adapters.loading import load_folder
@@ -19,6 +19,8 @@ from tasks.round.stored import StoredRound
 
 # Of what is stored of an adapter the part that says how its weights were found to be live.
 PROOF = "proof"
+# What the weights are stored as that a generalist practises from (`train.practice`).
+BEFORE_PRACTICE = f"{GENERALIST}-learnt"
 
 
 def adapter_id(round_id: str, capability: str, version: int = 1) -> str:
@@ -52,6 +54,12 @@ def finish_adapter(context: Context, identity: str, weights: Path, folder: Path)
     context.files.put(path)
     context.store.set_state(AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=path)
     return digest
+
+
+def before_practice(store: Store, round_id: str) -> AdapterRow | None:
+    """What the round's generalist practised from; None where it did not practise."""
+    row = store.row(AdapterRow, id=adapter_id(round_id, BEFORE_PRACTICE))
+    return row if row is not None and row.path else None
 
 
 def own_adapter(stored: StoredRound, capability: str) -> str:

@@ -188,7 +188,8 @@ class TrainResult(StageResult):
     nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
     step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
     `start` is the digest of the adapter that was trained on, "" for one that began from zero; `began` says why it was
-    not the champion, where there was one that could not be. `starts` are the weights that were compared for it (none
+    not the champion, where there was one that could not be. `before` is the id of what a generalist practised from, ""
+    for any other training. `starts` are the weights that were compared for it (none
     where there was no choice), `keeps` the families that were added to retention for what was chosen. `level` is the
     level of difficulty of the last step (None: the environment has none),
     `transfer` what the early check came to (None: there was none).
@@ -206,6 +207,7 @@ class TrainResult(StageResult):
     choosing_seconds: float = 0.0
     start: str = ""
     began: str = ""
+    before: str = ""
     starts: list[StartFigures] = []
     keeps: list[str] = []
     level: int | None = None
@@ -216,9 +218,12 @@ class TrainResult(StageResult):
         return not self.unused
 
     def began_from(self, capability: str) -> str:
-        """What the training for `capability` began from, in words: zero, its champion, or another's adapter."""
+        """What the training for `capability` began from, in words: zero, its champion, another's adapter, or
+        what a generalist has learnt."""
         if not self.start:
             return "zero"
+        if self.before:
+            return "what it has learnt"
         other = next((s.capability for s in self.starts if s.chosen and s.capability != capability), "")
         return f"the adapter for {other}" if other else "its champion"
 

@@ -27,7 +27,7 @@ from models.training.lora import target_modules
 from models.training.records import TrainingSettings
 from settings_parts import TrainSettings
 from tasks.measuring.lineup import champion_of, held, load_member, members_of, stored_member
-from tasks.round.adapters import families_about
+from tasks.round.adapters import BEFORE_PRACTICE, before_practice, families_about
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
@@ -166,12 +166,15 @@ def _calibrated(context: Context, capability: str) -> CalibrationRow | None:
 
 def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:
     """The adapters that the training for `capability` may begin from, in the order in which equals are taken: its
-    champion, this round's from the latest to the first, other members of the live release by name. At most MOST, the
+    champion, this round's from the latest to the first, what its generalist practised from, other members of the live
+    release by name. At most MOST, the
     live generalist always among them: calibration may have found that it is the one which can learn here. What is left
     out is logged with the reason; a blend is no adapter that was trained."""
     found = [champion] if champion else []
     members = {c: identity for c, identity in members_of(context.parent).items() if c != capability and identity}
-    for other, identity in (*_trained_before(context, capability), *sorted(members.items())):
+    before = before_practice(context.store, context.round.id)
+    earlier = [(BEFORE_PRACTICE, before.id)] if before else []
+    for other, identity in (*_trained_before(context, capability), *earlier, *sorted(members.items())):
         reason, start = _usable(context, other, identity, wanted)
         if start is None:
             logger.warning("%s cannot begin from the adapter for %s: %s", capability, other, reason)

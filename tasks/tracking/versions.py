@@ -68,11 +68,12 @@ def _trained(stored: StoredRound, c: CapabilityFigures, figures: RoundFigures) -
     result = stored.result(TrainResult, c.name)
     row = stored.store.row(AdapterRow, id=result.adapter)
     config = row.config if row else {}
-    told = f"{result.steps} steps from {c.learnt}" if c.learnt else f"{result.steps} GRPO steps"
+    told = f"{result.steps} steps from {c.learnt}" if result.learnt else f"{result.steps} GRPO steps"
     if {"groups", "group_size"} <= set(config):
         told += f" of {config['groups']} groups x {config['group_size']} episodes"
     told += f" ({result.ending}), weights of step {result.chosen}"
     told += f", {'on ' if result.start else ''}from {result.began_from(c.name)}"
+    told += f" from {c.learnt}" if result.before and c.learnt else ""
     if {"rank", "alpha", "learning_rate"} <= set(config):
         told += f"; LoRA r = {config['rank']}, alpha = {config['alpha']}, learning rate {config['learning_rate']:g}"
     base = figures.provenance.base_model

@@ -34,7 +34,8 @@ logger = logging.getLogger("trace")
 class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
     in the round; `folder` is where the training keeps its files. `steps`, `solved` and `patience` follow from the
-    settings where they are not given; `hinted`: with advice; `judged` as in `TrainingSettings`. What is trained for no
+    settings where they are not given; `hinted`: with advice; `judged` as in `TrainingSettings`;
+    `transfers`: whether it is tried on the target early. What is trained for no
     capability (a mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are
     families that the environment has for the sake of what was chosen, `began` says why that is not the champion ("": it
     is, or there is none), `ready` is what was played of its first step already."""
@@ -50,6 +51,7 @@ class Course:
     capability_id: str | None = None
     environment_id: str | None = None
     judged: bool = True
+    transfers: bool = True
     starts: tuple[StartFigures, ...] = ()
     keeps: tuple[str, ...] = ()
     began: str = ""
@@ -59,7 +61,8 @@ class Course:
 def tasks_to_try(context: Context, course: Course) -> list[TargetTask]:
     """The target's tasks that a training is checked on early. None where it is for no single capability, where that is
     switched off, and where methods compete: each may spend its episodes only as it says."""
-    if course.capability_id is None or not context.settings.train.transfer or context.budget is not None:
+    switched_off = not (course.transfers and context.settings.train.transfer)
+    if course.capability_id is None or switched_off or context.budget is not None:
         return []
     return failed_tasks(context.stored, course.name, context.tasks("diagnosis"))
 

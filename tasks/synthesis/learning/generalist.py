@@ -30,7 +30,7 @@ from environments.synthesized.composed import ComposedEnvironment
 from errors import Untrainable
 from models.training.records import TrainingSettings
 from tasks.measuring.lineup import champion_of, try_on_diagnosis
-from tasks.round.adapters import adapter_id, own_adapter, registered
+from tasks.round.adapters import BEFORE_PRACTICE, adapter_id, before_practice, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, RegisterResult
 from tasks.round.target_prompt import first_opening
@@ -75,8 +75,12 @@ def beginning_of(context: Context, capability: str) -> tuple[str, str] | None:
 
 def beginnings_of(context: Context, capability: str) -> list[tuple[str, str] | None]:
     """`beginning_of`, and with `train.carry` the live generalist behind a champion: what has learnt one thing may not
-    even follow advice on another, where the generalist still does."""
+    even follow advice on another, where the generalist still does; and what has learnt behind a generalist that has
+    practised, for the same reason."""
     first, live = beginning_of(context, capability), trainable_champion(context, GENERALIST)
+    before = before_practice(context.store, context.round.id)
+    if before is not None and first is not None and first[0] == GENERALIST:
+        return [first, (BEFORE_PRACTICE, before.id)]
     if live and context.settings.train.carry and first is not None and first[1] != live:
         return [first, (GENERALIST, live)]
     return [first]
@@ -168,9 +172,11 @@ def calibrated_by_parts(context: Context) -> CalibrateResult:
     return CalibrateResult(accepted=True, reason=reason, **figures)
 
 
-def learn_generalist(context: Context, environment_id: str, settings: TrainingSettings) -> Learnt | None:
-    """The round's generalist; None where there is nothing to learn from. Raises `Untrainable` where all that there is
-    does not fit the base's context."""
+def learn_generalist(
+    context: Context, environment_id: str | None, settings: TrainingSettings, name: str = GENERALIST
+) -> Learnt | None:
+    """The round's generalist, or under another `name` what it practises from; None where there is nothing to learn
+    from. Raises `Untrainable` where all that there is does not fit the base's context."""
     train = context.settings.train
     try_on_diagnosis(context, _parts(context))
     environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
@@ -178,11 +184,11 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
     if not (train.shows and comes_first(context)):
         if not train.demonstrations:
             show_missing(context, environment)
-        return _learnt(context, environment, environment_id, settings)
+        return _learnt(context, environment, environment_id, settings, name)
     latest = None
     for turn in range(1, TURNS + 1):
-        name = f"{GENERALIST}-{turn}"
-        made = context.store.row(AdapterRow, id=adapter_id(context.round.id, name))
+        of_turn = f"{GENERALIST}-{turn}"
+        made = context.store.row(AdapterRow, id=adapter_id(context.round.id, of_turn))
         if made is not None and made.path:  # by a process that died since: later turns have shown more than it learnt
             latest = made
             continue
@@ -190,10 +196,10 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
             show_lacking(context, environment, turn, latest)
         # What plays the next turn needs no more than to follow advice.
         half = train.recall_steps // 2
-        if turn < TURNS and (taught := _learnt(context, environment, None, settings, name, half)):
+        if turn < TURNS and (taught := _learnt(context, environment, None, settings, of_turn, half)):
             context.registry.end_run(taught.run)
             latest = taught.adapter
-    return _learnt(context, environment, environment_id, settings, beside=True)
+    return _learnt(context, environment, environment_id, settings, name, beside=True)
 
 
 def _learnt(

@@ -29,9 +29,11 @@ from tasks.methods.catalogue import METHODS
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed.budget import TEST, Account
 from tasks.methods.seed.seed_run import SeedRun, close_round
-from tasks.round.adapters import adapter_id, own_adapter
+from tasks.round.adapters import adapter_id, before_practice, own_adapter
 from tasks.round.results import RolloutResult, SelectResult, SynthesizeResult, TrainResult
 from tasks.synthesis.calibration import HINT
+from tasks.synthesis.learning.training import training_settings
+from tasks.synthesis.starting import starts_for
 from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE, solved
 from tests.tasks.methods.seeds_made import BUDGET, TRAIN, charged_and_stored, seed_run, without_prefect
 
@@ -194,20 +196,38 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
     close_round(context)
 
 
-def test_plain_grpo_from_a_generalist_pays_for_what_that_was_shown(settings_folder: Path, tiny_model: Any) -> None:
-    """Its scenarios with advice were played before, by TRACE, and cost both the same."""
-    train = TRAIN | {"demonstrations": 4, "shown": 2, "hints": 0.5}
-    run = seed_run(settings_folder, tiny_model, target=solved.name, train=train)
+def test_what_goes_on_from_a_generalist_pays_for_what_that_was_shown_and_practised_with(
+    settings_folder: Path, tiny_model: Any
+) -> None:
+    """It was played before, by TRACE, and costs the others the same."""
+    train = TRAIN | {"demonstrations": 4, "shown": 2, "hints": 0.5, "practice": 2}
+    run = seed_run(settings_folder, tiny_model, target=solved.name, budget=500, train=train)
     result = run_all(run, settings_folder / "seed.json", ["trace", "generalist-grpo"]).methods
-    store = run.context.store
-    shown = ids(store, f"id FROM trajectories WHERE group_id = '{HINT}' AND purpose = 'calibration'")
-    assert len(shown) == 2 * len(FAMILIES), "in its second turn alone, where it has solutions to begin from"
-    plain = result["generalist-grpo"]
-    assert plain.purposes["calibration"] == len(shown) <= result["trace"].purposes["calibration"]
-    paid = ids(store, "trajectory_id AS id FROM episode_charges WHERE method IN ('generalist-grpo', 'diagnosis')")
-    assert shown <= paid
-    assert plain.episodes == sum(n for what, n in plain.purposes.items() if what != TEST) <= BUDGET
-    close_round(run.context)
+    context, store = run.context, run.context.store
+    own, before = own_adapter(context.stored, GENERALIST), before_practice(store, context.round.id)
+    assert before is not None
+    trained = context.result(TrainResult, GENERALIST)
+    assert (trained.adapter, trained.before, trained.start) == (own, before.id, before.sha256)
+    assert 0 < trained.chosen <= 2
+    starts = starts_for(context, "count_high", training_settings(context.settings), None)
+    assert [start.adapter for start in starts][-2:] == [own, before.id], "what it lacks may begin from either"
+    shown = ids(store, f"id FROM trajectories WHERE group_id = '{HINT}' AND environment <> '{solved.name}'")
+    tried = ids(store, f"id FROM trajectories WHERE adapter_id = '{before.id}' AND purpose = 'routing'")
+    practice = ids(store, f"id FROM trajectories WHERE adapter_id = '{own}' AND purpose = 'training'")
+    assert shown
+    assert len(tried) == SIZE
+    assert len(practice) >= 8
+    for name, figures in result.items():
+        charged = Account(store, name).charged()
+        assert {charged.get(i) for i in tried} == {"routing"}, name
+        assert {charged.get(i) for i in practice} == {"training"}, name
+        assert {charged.get(i) for i in shown} == {"calibration"}, name
+        assert figures.episodes == sum(n for what, n in figures.purposes.items() if what != TEST) <= 500
+    assert result["generalist-grpo"].purposes["training"] > len(practice), "and trains behind it"
+    assert result["generalist-grpo"].rollouts[0].count > len(practice)
+    charged, stored = charged_and_stored([context])
+    assert charged == stored
+    close_round(context)
 
 
 def test_plain_grpo_begins_from_what_has_learnt_the_solutions(
