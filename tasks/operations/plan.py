@@ -113,6 +113,7 @@ def plan_of(
     # Base and adapter, and the champion that it was trained on from.
     champions, batch = _champions(live), t.groups * t.group_size
     fresh = (3 if champions - {GENERALIST} else 2) * s.evaluation.fresh
+    practice = _practice(s, target, champions, routed)
     again = (3 if GENERALIST in champions else 2) * s.evaluation.fresh
     return RoundPlan(
         diagnosis=most["diagnosis"] * s.rollout.trials,
@@ -125,7 +126,7 @@ def plan_of(
         collections=t.collections,
         transfer=looked,
         written=s.synthesizer.kind == "llm",
-        generalist=again + _shown(s, target, champions) + _practice(s, routed, champions) if t.generalist else 0,
+        generalist=again + _shown(s, target, champions) + practice if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,
@@ -146,11 +147,11 @@ def _calibrations(settings: Settings, champions: Collection[str]) -> int:
     return (2 if train.hints else 1) * (2 if behind else 1)
 
 
-def _practice(settings: Settings, routed: int, champions: Collection[str]) -> int:
-    """The most episodes with which a generalist practises that is made first: what it knows already, on `routed` tasks,
-    each step with its redraws, and the choice among its checkpoints."""
+def _practice(settings: Settings, target: Target, champions: Collection[str], routed: int) -> int:
+    """The most episodes with which a generalist practises that is made first: what it knows already, on `routed`
+    tasks, each step with its redraws, and the choice among its checkpoints."""
     t = settings.train
-    if not t.practises or GENERALIST in champions:
+    if not t.practises or GENERALIST in champions or not isinstance(target, Generators):
         return 0
     contenders = min(t.candidates, t.practice) + 1 if t.candidates > 1 and t.practice > 1 else 0
     steps = t.practice * t.groups * t.group_size * t.collections

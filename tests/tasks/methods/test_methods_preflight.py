@@ -130,6 +130,11 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     # The generalist plays the diagnosis (mined, kept for the router), is measured, proven, and compared as a start.
     again, compared = 2 * SIZE + 2 * 4, 2 * (4 + 4)
     assert least_episodes(shown, SIZE, SIZE, False) == least + again + compared
+    practises = small_settings(home, train=TRAIN | {"demonstrations": 4, "practice": 2})
+    # It plays the diagnosis before it practises, one batch, and its checkpoints; what it practised from may be begun
+    # from as well.
+    more = SIZE + group + choosing_episodes(settings) + (4 + 4)
+    assert least_episodes(practises, SIZE, SIZE, False) == least + again + compared + more
 
     def check(budget: int, *names: str) -> None:
         check_budget(settings.model_copy(update={"budget": budget}), target, names)
@@ -274,6 +279,10 @@ def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_f
     # Before anything is selected it is shown no more than the smallest round leaves over.
     played = 6 * settings.rollout.trials
     assert after_training(context, []) == trace.least_episodes(settings, 6, 6, False) - played > 0
+    # Practice takes no more than what each of the trainings behind it may, and leaves its own first part out.
+    context.settings = practises = small_settings(home, train=TRAIN | {"demonstrations": 4, "practice": 2})
+    assert share_of(context, [], 9 * batch) == 3 * batch
+    assert after_training(context, []) == trace.least_episodes(practises, 6, 6, False) - played - 6 > 0
 
 
 def test_more_seeds_than_anybody_could_wait_for_are_one_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert alone > 0
     # One adapter more, which plays the diagnosis for the router as the others do, and at most all of validation alone;
     # its training plays nothing, but at most every family is shown with advice.
-    train = {"demonstrations": 0}
+    train = {"demonstrations": 0, "practice": 0}
     last = plan_of(load_settings(profile="laptop", train=train | {"generalist": 5}), target)
     plain = plan_of(load_settings(profile="laptop", train=train | {"generalist": 0}), target)
     assert last.generalist == plain.fresh, "a target without generators has nothing to show"
@@ -77,6 +77,14 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
         first = train | {"generalist": 5, "shown": 7, "demonstrations": demonstrations}
         shown = plan_of(load_settings(profile="laptop", train=first), load_target("shop"))
         assert shown.generalist == 20 * 7 * turns + plain.fresh, "it is shown scenarios in turns, when it comes first"
+    # One that practises has played a part of the diagnosis before, and chooses among its checkpoints.
+    first = train | {"generalist": 1, "demonstrations": 3}
+    before, twice = (load_settings(profile="laptop", train=first | {"practice": n}) for n in (0, 2))
+    given = twice.train
+    steps, choosing = 2 * given.groups * given.group_size * given.collections, 3 * (given.choosing * 3 // 2)
+    more = plan_of(twice, load_target("shop")).generalist - plan_of(before, load_target("shop")).generalist
+    assert more == twice.evaluation.routing + steps + choosing
+    assert plan_of(twice, target).generalist == plan_of(before, target).generalist, "without generators nothing to draw"
     diagnosis, validation = (len(target.tasks(split)) for split in ("diagnosis", "validation"))
     assert last.evaluation - plain.evaluation == diagnosis + validation * laptop.evaluation.validation_trials
     assert last.rollouts == plain.rollouts + last.generalist + last.evaluation - plain.evaluation
@@ -92,10 +100,13 @@ def test_calibrations_with_advice_and_behind_a_champion_are_planned(settings_fol
             members={m: {"adapter_id": "" if m.startswith("blend") else m} for m in members}, router="",
             router_path="", state=ReleaseState.LIVE,
         )  # fmt: skip
-        return plan_of(load_settings(profile="laptop", train=train), target, live=live if members else None)
+        given = {"practice": 0, **train}
+        return plan_of(load_settings(profile="laptop", train=given), target, live=live if members else None)
 
     once = planned(hints=0).calibration
     assert planned().calibration == 2 * once
+    assert planned(practice=1).calibration == 4 * once, "and what a generalist practised from, too"
+    assert planned("generalist", practice=1).calibration == 2 * once, "which is made once"
     assert planned("generalist", "blend-generalist-2").calibration == planned("pay_debt").calibration == 2 * once
     both = planned("generalist", "pay_debt")
     assert both.calibration == 4 * once
@@ -147,7 +158,7 @@ def test_the_pace_is_that_of_a_round_that_trained_here(settings_folder: Path) ->
 def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
     settings = load_settings(profile="laptop", home=settings_folder, limits={"hours": 2})
     lines = rehearse(settings)
-    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 2 x \(128 calibration \+ 8 x 32", lines[2])
+    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 2 x \(256 calibration \+ 8 x 32", lines[2])
     assert lines[3] == "limits: 2 hours"
     assert lines[4].startswith("memory: a training takes at most about ")
     with open_store(settings.database_url) as store:
