@@ -157,8 +157,6 @@ def share_of(context: Context, selected: list[str], left: int) -> int:
     What it does not use is theirs, and at last what shows the generalist what is missing. Where not every one can fill
     a batch of groups, the first may."""
     train = context.settings.train
-    if not selected and train.practises:  # nothing is selected yet, and a round may train so many beside
-        return left // (1 + context.settings.selection.most)
     waiting = [c for c in specialists(_still_in(context, selected)) if context.found(TrainResult, c) is None]
     filled = len(waiting[: left // (train.groups * train.group_size)])
     return left // filled if filled else left

@@ -279,9 +279,9 @@ def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_f
     # Before anything is selected it is shown no more than the smallest round leaves over.
     played = 6 * settings.rollout.trials
     assert after_training(context, []) == trace.least_episodes(settings, 6, 6, False) - played > 0
-    # Practice takes no more than what each of the trainings behind it may, and leaves its own first part out.
+    # So does its practice, whose own first part is played by then.
     context.settings = practises = small_settings(home, train=TRAIN | {"demonstrations": 4, "practice": 2})
-    assert share_of(context, [], 9 * batch) == 3 * batch
+    assert share_of(context, [], 9 * batch) == 9 * batch
     assert after_training(context, []) == trace.least_episodes(practises, 6, 6, False) - played - 6 > 0
 
 
