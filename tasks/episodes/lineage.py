@@ -107,7 +107,7 @@ def _adapter(stored: StoredRound, c: CapabilityFigures, link: str) -> Card:
         return Card("adapter", "none was trained", reached=False)
     made = f"{trained.steps} steps from {c.learnt}" if trained.learnt else f"{trained.steps} GRPO steps"
     lines = [f"{made}, weights of step {trained.chosen}" if trained.chosen else trained.unused]
-    if trained.before:
+    if trained.before and not trained.learnt:
         lines.append(f"begun from {trained.began_from(c.name)} from {c.learnt}")
     if trained.starts:
         lines.append(f"begun from {trained.began_from(c.name)}, of {len(trained.starts)} that were compared")

@@ -61,7 +61,9 @@ def capabilities_of(stored: StoredRound, before: Collection[str]) -> list[Capabi
         # Of several versions of an environment each has an adapter of its own.
         version = synthesized.versions if synthesized else 1
         adapter = adapters.get(trained.adapter if trained else adapter_id(round_id, name, version))
-        steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
+        # A generalist of whose practice nothing is kept has no step but those that it learnt in.
+        learnt = trained is not None and trained.learnt
+        steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter and not learnt else []
         figures.append(
             CapabilityFigures(
                 name=name,

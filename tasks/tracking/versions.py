@@ -73,7 +73,7 @@ def _trained(stored: StoredRound, c: CapabilityFigures, figures: RoundFigures) -
         told += f" of {config['groups']} groups x {config['group_size']} episodes"
     told += f" ({result.ending}), weights of step {result.chosen}"
     told += f", {'on ' if result.start else ''}from {result.began_from(c.name)}"
-    told += f" from {c.learnt}" if result.before and c.learnt else ""
+    told += f" from {c.learnt}" if result.before and not result.learnt else ""
     if {"rank", "alpha", "learning_rate"} <= set(config):
         told += f"; LoRA r = {config['rank']}, alpha = {config['alpha']}, learning rate {config['learning_rate']:g}"
     base = figures.provenance.base_model

@@ -78,8 +78,7 @@ def beginnings_of(context: Context, capability: str) -> list[tuple[str, str] | N
     even follow advice on another, where the generalist still does; and what has learnt behind a generalist that has
     practised, for the same reason."""
     first, live = beginning_of(context, capability), trainable_champion(context, GENERALIST)
-    before = before_practice(context.store, context.round.id)
-    if before is not None and first is not None and first[0] == GENERALIST:
+    if first is not None and comes_first(context) and (before := before_practice(context.store, context.round.id)):
         return [first, (BEFORE_PRACTICE, before.id)]
     if live and context.settings.train.carry and first is not None and first[1] != live:
         return [first, (GENERALIST, live)]

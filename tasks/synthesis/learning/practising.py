@@ -93,4 +93,5 @@ def _unpractised(context: Context, course: Course, learnt: Learnt) -> TrainResul
     begin_adapter(context, course.adapter, course.capability_id, course.environment_id, adapter.config)
     digest = finish_adapter(context, course.adapter, context.files.fetch(adapter.path), course.folder / "final")
     run = context.part_run(key, GENERALIST, capability=GENERALIST, kind="training")
-    return TrainResult(adapter=course.adapter, sha256=digest, steps=steps, run=run, ending=LEARNT, chosen=steps)
+    made = {"adapter": course.adapter, "sha256": digest, "run": run, "before": adapter.id}
+    return TrainResult(**made, steps=steps, ending=LEARNT, chosen=steps)

@@ -23,6 +23,7 @@ from db import (
     EnvironmentState,
     Round,
     SelectionRow,
+    TrainingStepRow,
     open_store,
     row_id,
 )
@@ -128,6 +129,44 @@ def test_what_learnt_without_grpo_is_told_so(shop: Shop, config: dict[str, Any],
     assert f"**Trained** 13 steps from {sources} (learnt), weights of step 13" in told[GENERALIST]
     assert "GRPO" not in told[GENERALIST]
     assert "**Trained** 2 GRPO steps (solved)" in told[OWN]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_a_generalist_practised_is_told_beside_what_it_has_learnt(shop: Shop, kept: bool) -> None:
+    """Steps of which nothing is kept are not told as if the adapter had them."""
+    row = shop.round()
+    identity = row_id(row.id, GENERALIST)
+    step = TrainingStepRow(adapter_id="own", step=2, reward=0.5, success=0.5, loss=0.0, clip_fraction=0.0, kl=0.0,
+                           logprob_gap=0.0, seconds=1.0, metrics={})  # fmt: skip
+    shop.store.put(
+        [
+            CapabilityRow(id=identity, round_id=row.id, name=GENERALIST, analyst="checks"),
+            SelectionRow(round_id=row.id, capability_id=identity, selected=True),
+            AdapterRow(id="before", round_id=row.id, base="tiny", state=AdapterState.TRAINED, config=COUNTS),
+            AdapterRow(id="own", round_id=row.id, capability_id=identity, base="tiny", state=AdapterState.TRAINED),
+            step,
+        ]
+    )
+    made = {"adapter": "own", "sha256": "", "run": "r", "before": "before"}
+    practised = TrainResult(**made, steps=8, ending="steps", chosen=2, start="digest")
+    shop.stage(row, practised if kept else TrainResult(**made, steps=36, ending="learnt", chosen=36), GENERALIST)
+    stored = StoredRound(shop.store, row)
+    found = capabilities_of(stored, ())
+    figures = RoundFigures(round=row.id, target="shop", data_hash="d", seed=7, capabilities=found)
+    page, (way,) = render(figures), lineages_of(stored, figures, {})
+    line = " | ".join(line for card in way.cards for line in card.lines)
+    told, sources = description(stored, found[0], figures), "143 successes and 96 reference solutions"
+    if kept:
+        assert f"It learnt from {sources} before, without GRPO, and practised then." in page
+        assert "The weights after step 2 were taken" in page
+        assert f"8 GRPO steps, weights of step 2 | begun from what it has learnt from {sources}" in line
+        assert f"8 GRPO steps (steps), weights of step 2, on from what it has learnt from {sources}" in told
+    else:
+        assert f"Learnt in 36 steps from {sources}, without GRPO" in page
+        assert "The weights after step" not in page
+        assert f"36 steps from {sources}, weights of step 36" in line
+        assert "begun from" not in line
+        assert "GRPO" not in told
 
 
 def test_a_family_moved_as_far_as_the_tasks_that_both_sides_finished() -> None:

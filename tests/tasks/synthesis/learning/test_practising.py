@@ -123,9 +123,9 @@ def test_where_practice_brings_nothing_it_is_what_has_learnt_and_that_is_said(
     assert (result.adapter, result.sha256, result.ending, result.chosen) == (own, "old", LEARNT, 36)
     assert result.goes_on
     assert result.learnt
-    assert (result.run, result.before) == ("practice", "")
+    assert (result.run, result.before, result.start) == ("practice", "before", "")
     assert [given[0] for given in stored] == [own, own]
-    assert stored[0][-1] == {"demonstrations": 80}, "the report says what it has learnt from"
+    assert stored[0][-1] == {"demonstrations": 80}, "it has no other training"
     assert stored[1][1] == context.folder / "learnt"
     reason = {"no better": "every checkpoint is worse", "unpaid": "did not pay", "come apart": "not finite"}[ending]
     assert "nothing of its practice is kept: " in caplog.text
