@@ -72,7 +72,11 @@ def train(context: Context, capability: str) -> TrainResult:
 
 
 def _failed(context: Context, capability: str, version: int, row: AdapterRow, why: str) -> TrainResult:
-    key = f"{context.round.id}-{_folder_name(capability, version)}"
+    folder = _folder_name(capability, version)
+    if capability == GENERALIST:
+        learning = context.store.row(AdapterRow, id=adapter_id(context.round.id, BEFORE_PRACTICE))
+        folder = BEFORE_PRACTICE if learning is not None and not learning.path else folder
+    key = f"{context.round.id}-{folder}"
     run = context.part_run(key, capability, capability=capability, kind="training")  # the one that was begun, if any
     done, verdict = len(context.store.rows(TrainingStepRow, adapter_id=row.id)), f"{FAILED}: {why}"
     began = {name: row.config[name] for name in ("start", "starts", "keeps", "began") if name in row.config}

@@ -165,8 +165,7 @@ class CapabilityFigures(_Figures):
     adapter alone, with `points` and `adjusted_p` on its own families. `ending` says how training ended, `chosen` which
     step's weights were taken (0: none's), `renewed` that the live release had a version of it; `kappa` is how far
     labelling runs agree on it, `transfer` what the early check came to (None: there was none), `passed_over` why
-    modules of the bank were not taken (by hash), `begun` what was begun from, `learnt` from what
-    without GRPO, before it practised or instead."""
+    modules of the bank were not taken (by hash), `begun` what was begun from, `learnt` what without GRPO."""
 
     name: str
     mean_cov: float | None

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from db import GENERALIST, AdapterRow, AdapterState
+from db import GENERALIST, AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
 from environments.contract import TargetTask
 from environments.sandbox.workers import ModuleError, WorkerDied
 from errors import AdapterError, EnvironmentFault, EpisodesLost, Untrainable
@@ -22,7 +22,7 @@ from models.adapters.fingerprint import Fingerprint, moves
 from models.adapters.loading import load_folder
 from tasks import register as register_file
 from tasks import train as stage_file
-from tasks.round.adapters import adapter_id
+from tasks.round.adapters import BEFORE_PRACTICE, adapter_id
 from tasks.round.context import Context
 from tasks.round.results import StartFigures, SynthesizeResult
 from tasks.synthesis.choosing import Choice
@@ -85,11 +85,21 @@ def test_a_checkpoint_that_has_come_apart_is_left_out(
     assert context.policy.adapters == ()
 
 
-def test_a_generalist_that_cannot_be_trained_ends_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = adapter_id(context.round.id, GENERALIST)
+@pytest.mark.parametrize("name", [GENERALIST, BEFORE_PRACTICE])
+def test_a_generalist_that_cannot_be_trained_ends_alone(
+    context: Context, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    identity = adapter_id(context.round.id, name)
     row = AdapterRow(id=identity, round_id=context.round.id, base="b", base_revision="", state=AdapterState.TRAINING)
 
-    def learn(context: Context, environment: str, wanted: Any) -> None:
+    of = {"round_id": context.round.id, "name": GENERALIST, "analyst": "checks"}
+    about = CapabilityRow(id=row_id(context.round.id, GENERALIST), **of)
+    environment = EnvironmentRow(id="made", round_id=context.round.id, capability_id=about.id, version=2,
+                                 kind="generators", state=EnvironmentState.ACCEPTED)  # fmt: skip
+    context.store.put([about])
+    context.store.put([environment])
+
+    def learn(context: Context, environment: str, wanted: Any, asked: str) -> None:
         context.store.put([row])
         raise Untrainable("the loss is nan at step 0")
 
@@ -98,7 +108,7 @@ def test_a_generalist_that_cannot_be_trained_ends_alone(context: Context, monkey
     monkeypatch.setattr(context, "result", lambda kind, name: made)
     result = stage_file.train.do(context, GENERALIST)
     assert (result.unused, result.ending) == ("training-failed: the loss is nan at step 0", "failed")
-    assert result.run == f"{context.round.id}-{GENERALIST}", "the run that its learning has begun"
+    assert result.run == f"{context.round.id}-{name}", "the run that its learning has begun"
 
 
 def test_what_a_failed_training_began_from_is_told(context: Context) -> None:
