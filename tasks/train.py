@@ -100,6 +100,9 @@ def _folder_name(capability: str, version: int) -> str:
 def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> TrainResult:
     """Train on the capability's environment, from the start that does best there."""
     course = course_of(context, capability)
+    if context.budget is not None and context.budget.for_training(course.adapter) < wanted.groups * wanted.group_size:
+        # Before starts are compared: they would be paid for by what proves the others.
+        return TrainResult(adapter=course.adapter, sha256="", steps=0, run="", ending="budget", chosen=0)
     start, began = champion_start(context, capability, wanted)
     environment, starts, keeps = focused(context, capability, course.environment), course.starts, course.keeps
     if context.settings.train.carry or comes_first(context):

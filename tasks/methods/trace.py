@@ -38,7 +38,7 @@ from tasks.synthesis.choosing import retained
 from tasks.synthesis.environments import families_of
 from tasks.synthesis.learning import generalist
 from tasks.synthesis.learning.generalist import specialists
-from tasks.synthesis.starting import MOST
+from tasks.synthesis.starting import MOST, training_order
 
 
 def trace(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -70,8 +70,7 @@ def play_round(
 ) -> Answer:
     """The round from its diagnosis on; what answers after the gate. Where the budget ends before the gate, nothing was
     proven, and the bare base answers. A stage `instead` of `select` is done as soon as the round has mined."""
-    account.reserve = lambda: after_training(context, _selected(context))
-    account.share = lambda left: share_of(context, _selected(context), left)
+    account.share = lambda left: for_next_training(context, _selected(context), left)
     account.proof = lambda: after_routing(context) if context.found(ChallengeResult) else account.episodes
     notes = []
     try:
@@ -152,14 +151,32 @@ def _own_families(context: Context, capability: str) -> Sequence[str]:
     return [family for family, needed in needs.items() if capability in needed]
 
 
+def for_next_training(context: Context, selected: list[str], left: int) -> int:
+    """What the training that begins may take of all that is `left`: its share of what is not needed after all
+    trainings (`share_of`). Where that fills no batch of each that waits, the last of them give way, and so does what
+    they would need to be proven: better one that is trained than several that are not."""
+    train, still = context.settings.train, _still_in(context, selected)
+    while True:
+        waiting, free = _waiting(context, still), max(0, left - after_training(context, still))
+        if len(waiting) < 2 or free >= len(waiting) * train.groups * train.group_size:
+            return share_of(context, still, free)
+        still.remove(waiting[-1])
+
+
 def share_of(context: Context, selected: list[str], left: int) -> int:
     """What the training that begins may take of the episodes that are `left` for trainings: as much as each after it.
     What it does not use is theirs, and at last what shows the generalist what is missing. Where not every one can fill
     a batch of groups, the first may."""
     train = context.settings.train
-    waiting = [c for c in specialists(_still_in(context, selected)) if context.found(TrainResult, c) is None]
+    waiting = _waiting(context, _still_in(context, selected))
     filled = len(waiting[: left // (train.groups * train.group_size)])
     return left // filled if filled else left
+
+
+def _waiting(context: Context, still: list[str]) -> list[str]:
+    """Those whose training has not ended, in the order in which they are trained, as far as that is known."""
+    waiting = [c for c in specialists(still) if context.found(TrainResult, c) is None]
+    return training_order(context, waiting) if all(context.found(CalibrateResult, c) for c in waiting) else waiting
 
 
 def _still_in(context: Context, selected: list[str]) -> list[str]:

@@ -225,7 +225,7 @@ def _trained(
     before = Answer(context) if start is None else one_adapter(context, name, start.id)
     whose = "the bare base" if start is None else "the adapter that it begins from"
     identity = adapter_id(context.round.id, name)
-    account.reserve = lambda: choosing_episodes(context.settings)
+    account.share = lambda left: left - choosing_episodes(context.settings)
     train = context.settings.train
     steps = account.for_training(identity) // (train.groups * train.group_size)
     if not steps:

@@ -270,3 +270,14 @@ def test_with_carry_the_easiest_is_trained_first(context: Context, monkeypatch: 
     alone = context.settings.model_copy(update={"train": context.settings.train.model_copy(update={"carry": False})})
     monkeypatch.setattr(context, "settings", alone)
     assert starting.training_order(context, list(rates)) == list(rates)
+
+
+def test_what_the_budget_does_not_train_compares_no_starts(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be paid for by what proves the others."""
+    batch = context.settings.train.groups * context.settings.train.group_size
+    monkeypatch.setattr(stage_file, "starts_of", lambda *given: pytest.fail("played"))
+    monkeypatch.setattr(context, "budget", SimpleNamespace(for_training=lambda adapter: batch - 1))
+    result = stage_file.train._work(context, CAPABILITY)
+    assert (result.steps, result.ending, result.goes_on) == (0, "budget", False)
+    assert "did not pay for a first step" in result.unused
+    assert not context.store.rows(AdapterRow, id=result.adapter)

@@ -37,17 +37,16 @@ class Lender:
 
 
 class Account:
-    """A method's account in the store of a seed. Whenever a training begins, `reserve` says what has to be left for
-    what follows all trainings, and `share` how much of the rest this one may take, so that those after it have theirs;
-    `proof` is what has to be left when the router's episodes are played: all, as long as nobody says less.
-    What `lender` has of the episodes that are charged is taken from there.
+    """A method's account in the store of a seed. Whenever a training begins, `share` says how much of what is left it
+    may take, so that those after it have theirs, and what follows all trainings is paid for; `proof` is what has to be
+    left when the router's episodes are played: all, as long as nobody says less. What `lender` has of the episodes
+    that are charged is taken from there.
 
     `dollars` says what language models have cost so far, in dollars; what is added while `working` is the method's.
     """
 
     def __init__(self, store: Store, method: str, dollars: Callable[[], float] = lambda: 0.0) -> None:
         self.store, self.method = store, method
-        self.reserve: Callable[[], int] = lambda: 0
         self.share: Callable[[int], int] = lambda left: left
         self.proof: Callable[[], int] = lambda: self.episodes
         self._dollars = dollars
@@ -131,12 +130,12 @@ class Account:
         self._tick()
 
     def for_training(self, adapter: str) -> int:
-        """The most episodes that the training of an adapter may play in all: its share, `reserve` left over; the same
+        """The most episodes that the training of an adapter may play in all: its share; the same
         whenever it is asked: what this training has played itself is not taken off."""
         charged = self.charged()
         mine = self.store.trajectory_frame(None, columns=["id"], adapter_id=adapter, purpose="training")["id"]
         others = [i for i, purpose in charged.items() if purpose != TEST and i not in set(mine)]
-        return self.share(max(0, self.episodes - len(others) - self.reserve()))
+        return max(0, self.share(self.episodes - len(others)))
 
     def for_routing(self, adapters: Sequence[str], purpose: str) -> int:
         """The most episodes of `purpose` that these adapters may play for the router in all, `proof` left over; the

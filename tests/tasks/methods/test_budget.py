@@ -60,7 +60,7 @@ def test_what_would_pass_the_budget_is_refused_whole_and_test_is_paid_by_nobody(
 def test_a_training_may_play_the_same_whenever_it_is_asked(store: Store) -> None:
     account = Account.open(store, "mixed", 100)
     account.admit([f"d{i}" for i in range(20)], "diagnosis")
-    account.reserve = lambda: 30
+    account.share = lambda left: left - 30
     assert account.for_training("adapter") == 50
     played = [row_of(t, Playground(Counting, "c", "training", 1.0, 8, "adapter"), Origin("c", "1"), f"x{i}")
               for i, t in enumerate(_trajectories())]  # fmt: skip
@@ -68,9 +68,9 @@ def test_a_training_may_play_the_same_whenever_it_is_asked(store: Store) -> None
     account.admit([row.id for row in played], "training")
     assert account.for_training("adapter") == 50, "its own episodes are not taken off"
     assert account.for_training("another") == 50 - len(played)
-    account.share = lambda left: left // 3
+    account.share = lambda left: (left - 30) // 3
     assert account.for_training("adapter") == 50 // 3
-    account.reserve = lambda: 1000
+    account.share = lambda left: left - 1000
     assert account.for_training("adapter") == 0
 
 

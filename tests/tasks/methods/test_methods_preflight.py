@@ -23,11 +23,13 @@ from tasks.methods.trace import (
     after_routing,
     after_training,
     choosing_episodes,
+    for_next_training,
     least_episodes,
     proof_episodes,
     share_of,
 )
-from tasks.round.results import ChallengeResult, SynthesizeResult, TrainResult
+from tasks.round.results import CalibrateResult, ChallengeResult, SynthesizeResult, TrainResult
+from tasks.synthesis.calibration import FIGURES
 from tests.tasks.comparison.seed_files import seed_result
 from tests.tasks.methods.letters_target import SIZE, target
 from tests.tasks.methods.seeds_made import TRAIN, small_settings
@@ -233,6 +235,31 @@ def test_trainings_share_what_is_left_for_them(home: Path) -> None:
     assert share_of(context, names, 11 * batch) == 11 * batch // 2
     found[TrainResult, "c"] = found[TrainResult, "a"]
     assert share_of(context, names, 5 * batch) == 5 * batch
+
+
+def test_a_training_that_is_not_paid_for_gives_way_with_its_proof(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better one that is trained than two that are not: the one that is trained last waits for another round."""
+    settings = small_settings(home)
+    batch, success = settings.train.groups * settings.train.group_size, {"a": 0.2, "b": 0.6}
+    given: dict[str, Any] = dict.fromkeys((*FIGURES, "success_rate"), 0.0)
+    calibrated = {
+        c: CalibrateResult(accepted=True, reason="", **{**given, "success_rate": r}) for c, r in success.items()
+    }
+    found: dict[tuple[type, str], Any] = {(CalibrateResult, c): result for c, result in calibrated.items()}
+    context: Any = SimpleNamespace(settings=settings, target=object())
+    context.tasks = lambda split: [SimpleNamespace(family="a")] * 10
+    context.settings = settings.model_copy(update={"train": settings.train.model_copy(update={"carry": True})})
+    context.found, context.result = lambda *what: found.get(what), lambda *what: found[what]
+    monkeypatch.setattr(trace, "_own_families", lambda context, capability: (capability,) * (1 + (capability == "a")))
+    both, first = after_training(context, ["a", "b"]), after_training(context, ["b"])
+    assert both > first + 2 * batch
+    assert for_next_training(context, ["a", "b"], both + 6 * batch) == 3 * batch
+    assert for_next_training(context, ["a", "b"], both + 2 * batch) == batch
+    assert for_next_training(context, ["a", "b"], both + 2 * batch - 1) == both - first + 2 * batch - 1
+    assert for_next_training(context, ["a", "b"], first + 5) == 5
+    assert for_next_training(context, ["a", "b"], first - 5) == 0
+    found[TrainResult, "b"] = TrainResult(adapter="b", sha256="0", steps=1, run="r", ending="steps", chosen=1)
+    assert for_next_training(context, ["a", "b"], after_training(context, ["a", "b"]) + 7) == 7
 
 
 @pytest.mark.parametrize(
