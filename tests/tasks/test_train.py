@@ -342,7 +342,7 @@ def test_the_generalist_of_each_round_has_a_start_and_an_order_of_its_own(
 ) -> None:
     seeds: list[int] = []
     made = SynthesizeResult(accepted=True, environment="made")
-    monkeypatch.setattr(stage_file, "learn_generalist", lambda context, made, wanted: seeds.append(wanted.seed))
+    monkeypatch.setattr(stage_file, "learn_generalist", lambda context, made, wanted, name: seeds.append(wanted.seed))
     monkeypatch.setattr(context, "result", lambda kind, name: made)
     monkeypatch.setattr(context, "round", replace(context.round, number=3))
     assert stage_file.train.do(context, GENERALIST).ending == "nothing"
