@@ -45,9 +45,9 @@ FAILED = "training-failed"
 def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
     whichever weights do best there, the generalist's among them where that came first. Goes on from the last whole
-    checkpoint. The generalist learns from what has succeeded instead, and may practise
-    then. One that cannot be trained, or whose written
-    module gives no scenarios any more, ends with its own adapter, not with the round."""
+    checkpoint. The generalist learns from what has succeeded instead, and may practise then. One that
+    cannot be trained, or whose written module gives no scenarios any more, ends with its own adapter, not with the
+    round."""
     version = 1 if capability == GENERALIST else context.result(SynthesizeResult, capability).versions
     identity = adapter_id(context.round.id, capability, version)
     row = context.store.row(AdapterRow, id=identity)

@@ -130,8 +130,8 @@ class Account:
         self._tick()
 
     def for_training(self, adapter: str) -> int:
-        """The most episodes that the training of an adapter may play in all: its share; the same
-        whenever it is asked: what this training has played itself is not taken off."""
+        """The most episodes that the training of an adapter may play in all: its share. It is the same whenever it is
+        asked: what this training has played itself is not taken off."""
         charged = self.charged()
         mine = self.store.trajectory_frame(None, columns=["id"], adapter_id=adapter, purpose="training")["id"]
         others = [i for i, purpose in charged.items() if purpose != TEST and i not in set(mine)]
