@@ -84,6 +84,8 @@ def play_round(
         training = context.found(TrainResult, capability)
         if training and training.ending == "budget":
             notes.append(f"training for {capability} ended with the budget, after {training.steps} steps")
+        if training and training.unkept:
+            notes.append(f"nothing of what {capability} has practised is kept: {training.unkept}")
     if context.found(SelectResult) is None:
         return Answer(context, notes=(*notes, "nothing was selected, so the bare base answers"))
     trained = _practised(context)

@@ -128,14 +128,17 @@ def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple
 
 
 def _learnt(trained: TrainResult | None, adapters: Mapping[str, AdapterRow]) -> str:
-    """What an adapter, or what it practised from, learnt from without GRPO, with how many of each there were; "" for
-    one that GRPO trained alone. `adapters` are the round's, by id."""
+    """What an adapter, or what it practised from, learnt from without GRPO, with how many of each there were, and that
+    nothing of its practice is kept, where it is so; "" for one that GRPO trained alone. `adapters` are the round's, by
+    id."""
     if trained is None or not (trained.learnt or trained.before):
         return ""
     adapter = adapters.get(trained.before or trained.adapter)
     config = adapter.config if adapter else {}
     counts = {"successes": config.get("successes"), "reference solutions": config.get("demonstrations")}
-    return " and ".join(f"{count} {what}" for what, count in counts.items() if count) or SOURCES
+    sources = " and ".join(f"{count} {what}" for what, count in counts.items() if count) or SOURCES
+    unkept = f" (it practised then, and nothing of that is kept: {trained.unkept})" if trained.unkept else ""
+    return sources + unkept
 
 
 def _transfer(trained: TrainResult | None) -> Transfer | None:

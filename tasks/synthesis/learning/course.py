@@ -79,7 +79,7 @@ def check_transfer(
     ground = context.training_ground(course.environment.spec.id, course.environment.environment, course.adapter)
     own, _ = fresh_scenarios(course.environment, settings.train.choosing, number)
     start = _played_with(context, ground, result.weights[0] if warm else None, own, name)
-    target = _apart(context.ground("transfer"), course.adapter)
+    target = apart(context.ground("transfer"), course.adapter)
     try:
         now = _played_with(context, ground, result.weights[step], own, name)
         with loaded(context, result.weights[step], name) as adapter:
@@ -94,9 +94,10 @@ def check_transfer(
     return transfer_of(step, start, now, tried)
 
 
-def _apart(ground: Playground, adapter: str) -> Playground:
-    """The target's ground for this check alone. Weights that become the adapter play these tasks again for the router
-    (`tasks/routing/examples.py`): under the same ids they would count as played, and be missing there."""
+def apart(ground: Playground, adapter: str) -> Playground:
+    """The target's ground for weights that may become another adapter than this one. As that they play these tasks
+    again for the router (`tasks/routing/examples.py`): under the same ids they would count as played, and be missing
+    there."""
     return replace(ground, adapter_id=adapter, scope=f"{ground.where}|{ground.purpose}")
 
 

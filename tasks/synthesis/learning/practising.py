@@ -13,18 +13,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from db import GENERALIST, row_id
+from db import GENERALIST, AdapterRow, AdapterState, row_id
 from environments.picking import spread
 from environments.synthesized.composed import ComposedEnvironment
 from errors import Untrainable
-from tasks.measuring.lineup import TRIED, Trials, play_alone
-from tasks.round.adapters import BEFORE_PRACTICE, adapter_id, before_practice, begin_adapter, finish_adapter
+from tasks.measuring.lineup import TRIED, held, load_member
+from tasks.round.adapters import BEFORE_PRACTICE, adapter_id, before_practice, finish_adapter
 from tasks.round.context import Context
 from tasks.round.results import LEARNT, SynthesizeResult, TrainResult
-from tasks.round.rollouts import success_by_family
+from tasks.round.rollouts import episodes_for, success_by_family
 from tasks.synthesis.calibration import focus_weights
 from tasks.synthesis.environments import stored_environment
-from tasks.synthesis.learning.course import Course
+from tasks.synthesis.learning.course import Course, apart
 from tasks.synthesis.learning.recalling import Learnt
 from tasks.synthesis.learning.training import train_on
 
@@ -37,9 +37,7 @@ def practised(context: Context, learnt: Learnt) -> TrainResult:
     before = learnt.adapter
     environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
     assert isinstance(environment, ComposedEnvironment)
-    diagnosis = context.tasks("diagnosis")
-    tried = spread(diagnosis, context.settings.evaluation.routed(len(diagnosis)))
-    ids = play_alone(context, BEFORE_PRACTICE, before.id, Trials(tried, 1, context.seed, TRIED), "diagnosis")
+    ids = _tried(context, before)
     context.registry.end_run(learnt.run)
     course = Course(
         name=GENERALIST,
@@ -61,7 +59,16 @@ def practised(context: Context, learnt: Learnt) -> TrainResult:
     if not reason:
         return trained.model_copy(update={"before": before.id})
     logger.warning("the generalist is what it has learnt, and nothing of its practice is kept: %s", reason)
-    return _unpractised(context, course, learnt)
+    return _unpractised(context, course, learnt, reason)
+
+
+def _tried(context: Context, before: AdapterRow) -> list[str]:
+    """Trajectory ids of what has learnt on the diagnosis tasks that say what it half knows."""
+    diagnosis = context.tasks("diagnosis")
+    tasks = spread(diagnosis, context.settings.evaluation.routed(len(diagnosis)))
+    with held(context, load_member(context, BEFORE_PRACTICE, before.id)) as name:
+        ground = apart(context.ground(TRIED), before.id)
+        return context.engine.play(ground, episodes_for(tasks, 1, context.seed, name), "diagnosis, before practice")
 
 
 def practice_of(environment: ComposedEnvironment, known: Mapping[str, float]) -> ComposedEnvironment:
@@ -87,11 +94,12 @@ def practice_episodes(context: Context) -> dict[str, str]:
     return dict(zip(frame["id"], frame["purpose"], strict=True))
 
 
-def _unpractised(context: Context, course: Course, learnt: Learnt) -> TrainResult:
+def _unpractised(context: Context, course: Course, learnt: Learnt, reason: str) -> TrainResult:
     """The generalist that has the weights of what has `learnt`, under the run of its practice."""
     adapter, steps, key = learnt.adapter, learnt.steps, f"{context.round.id}-{course.folder.name}"
-    begin_adapter(context, course.adapter, course.capability_id, course.environment_id, adapter.config)
     digest = finish_adapter(context, course.adapter, context.files.fetch(adapter.path), course.folder / "final")
+    # Its practice began with settings of its own.
+    context.store.set_state(AdapterRow, course.adapter, AdapterState.TRAINED, config=adapter.config)
     run = context.part_run(key, GENERALIST, capability=GENERALIST, kind="training")
-    made = {"adapter": course.adapter, "sha256": digest, "run": run, "before": adapter.id}
+    made = {"adapter": course.adapter, "sha256": digest, "run": run, "before": adapter.id, "unkept": reason}
     return TrainResult(**made, steps=steps, ending=LEARNT, chosen=steps)

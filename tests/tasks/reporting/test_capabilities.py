@@ -149,7 +149,9 @@ def test_what_a_generalist_practised_is_told_beside_what_it_has_learnt(shop: Sho
     )
     made = {"adapter": "own", "sha256": "", "run": "r", "before": "before"}
     practised = TrainResult(**made, steps=8, ending="steps", chosen=2, start="digest")
-    shop.stage(row, practised if kept else TrainResult(**made, steps=36, ending="learnt", chosen=36), GENERALIST)
+    unkept = "the weights after step 2 are not finite"
+    left = TrainResult(**made, steps=36, ending="learnt", chosen=36, unkept=unkept)
+    shop.stage(row, practised if kept else left, GENERALIST)
     stored = StoredRound(shop.store, row)
     found = capabilities_of(stored, ())
     figures = RoundFigures(round=row.id, target="shop", data_hash="d", seed=7, capabilities=found)
@@ -161,8 +163,11 @@ def test_what_a_generalist_practised_is_told_beside_what_it_has_learnt(shop: Sho
         assert "The weights after step 2 were taken" in page
         assert f"8 GRPO steps, weights of step 2 | begun from what it has learnt from {sources}" in line
         assert f"8 GRPO steps (steps), weights of step 2, on from what it has learnt from {sources}" in told
+        assert "nothing of that is kept" not in page + line + told
     else:
+        sources += f" (it practised then, and nothing of that is kept: {unkept})"
         assert f"Learnt in 36 steps from {sources}, without GRPO" in page
+        assert f"36 steps from {sources} (learnt)" in told
         assert "The weights after step" not in page
         assert f"36 steps from {sources}, weights of step 36" in line
         assert "begun from" not in line

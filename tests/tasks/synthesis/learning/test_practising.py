@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from environments.targets.shop.target import target
 from errors import Untrainable
 from settings import load_settings
 from tasks.round.adapters import BEFORE_PRACTICE, adapter_id
+from tasks.round.engine import Playground
 from tasks.round.results import LEARNT, TrainResult
 from tasks.synthesis.environments import composed_of
 from tasks.synthesis.learning import generalist, practising
@@ -56,7 +58,10 @@ class Round:
         given = {"generalist": 1, "demonstrations": 4, "practice": 3}
         self.settings = load_settings(profile="laptop", train=given)
         self.round, self.folder, self.seed = SimpleNamespace(id="round"), folder, 0
-        self.store = self.target = self.keep = None
+        self.target = self.keep = None
+        self.configs: dict[str, Any] = {}
+        self.store = SimpleNamespace(set_state=lambda kind, i, state, config: self.configs.update({i: config}))
+        self.engine = SimpleNamespace(play=lambda ground, episodes, what: [e.task for e in episodes])
         self.ended: list[str] = []
         self.registry = SimpleNamespace(end_run=self.ended.append)
         self.files = SimpleNamespace(fetch=lambda path: folder / path)
@@ -65,6 +70,9 @@ class Round:
     def tasks(self, split: str) -> list[str]:
         assert split == "diagnosis"
         return [str(n) for n in range(160)]
+
+    def ground(self, purpose: str) -> Playground:
+        return Playground(target().environment, "shop", purpose, 0.3, 24, of_target=True)
 
     def result(self, kind: Any, name: str) -> Any:
         return SimpleNamespace(environment="environment")
@@ -82,10 +90,10 @@ def made(
     courses, stored = list[Any](), list[Any]()
     adapter: Any = SimpleNamespace(id="before", path="learnt", sha256="old", config={"demonstrations": 80})
     monkeypatch.setattr(practising, "stored_environment", lambda *given: environment)
-    monkeypatch.setattr(practising, "play_alone", lambda c, name, identity, owed, what: [name, identity, owed])
+    monkeypatch.setattr(practising, "load_member", lambda c, name, identity: f"{name}/{identity}")
+    monkeypatch.setattr(practising, "held", lambda c, name: nullcontext(name))
     monkeypatch.setattr(practising, "success_by_family", lambda store, ids: KNOWN)
     monkeypatch.setattr(practising, "train_on", lambda c, course, start: courses.append((course, start)) or TRAINED)
-    monkeypatch.setattr(practising, "begin_adapter", lambda c, *given: stored.append(given))
     monkeypatch.setattr(practising, "finish_adapter", lambda c, *given: stored.append(given) or "old")
     return Round(tmp_path), Learnt(adapter, 36, "learning"), courses, stored
 
@@ -124,12 +132,12 @@ def test_where_practice_brings_nothing_it_is_what_has_learnt_and_that_is_said(
     assert result.goes_on
     assert result.learnt
     assert (result.run, result.before, result.start) == ("practice", "before", "")
-    assert [given[0] for given in stored] == [own, own]
-    assert stored[0][-1] == {"demonstrations": 80}, "it has no other training"
-    assert stored[1][1] == context.folder / "learnt"
+    assert [given[:2] for given in stored] == [(own, context.folder / "learnt")]
+    assert context.configs == {own: {"demonstrations": 80}}, "it has no other training"
     reason = {"no better": "every checkpoint is worse", "unpaid": "did not pay", "come apart": "not finite"}[ending]
     assert "nothing of its practice is kept: " in caplog.text
     assert reason in caplog.text
+    assert reason in result.unkept
 
 
 def test_what_it_lacks_may_begin_from_what_it_practised_from(
