@@ -27,7 +27,7 @@ from models.training.lora import target_modules
 from models.training.records import TrainingSettings
 from settings_parts import TrainSettings
 from tasks.measuring.lineup import champion_of, held, load_member, members_of, stored_member
-from tasks.round.adapters import BEFORE_PRACTICE, before_practice, families_about
+from tasks.round.adapters import BEFORE_PRACTICE, adapter_id, before_practice, families_about
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
@@ -127,10 +127,14 @@ def chosen_start(context: Context, figures: Sequence[StartFigures]) -> Start | N
 def families_to_keep(context: Context, environment: TrainingEnvironment, start: Start | None) -> tuple[str, ...]:
     """The families that the adapter in `start` was trained for, and what it was to keep itself, as far as training in
     `environment` would not keep them: what is live need not succeed at them. None where they cannot be drawn."""
-    row = context.store.row(AdapterRow, id=start.adapter) if start else None
-    if row is None or not isinstance(environment, ComposedEnvironment | WrittenEnvironment):
+    if start is None or not isinstance(environment, ComposedEnvironment | WrittenEnvironment):
         return ()
-    if not isinstance(environment.target, Generators) or not context.settings.calibration.retention_share:
+    # What the generalist practised from was made for the same families, and has no environment of its own.
+    generalist = adapter_id(context.round.id, GENERALIST)
+    row = context.store.row(AdapterRow, id=generalist if start.capability == BEFORE_PRACTICE else start.adapter)
+    if row is None or not context.settings.calibration.retention_share:
+        return ()
+    if not isinstance(environment.target, Generators):
         return ()
     learnt = {*families_about(context.store, row), *row.config.get("keeps", ())} & set(environment.target.families())
     return tuple(sorted(learnt - {*environment.spec.families, *environment.spec.retention_families}))

@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from db import AdapterRow, EnvironmentRow
+from db import GENERALIST, AdapterRow, EnvironmentRow
 from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from errors import EnvironmentFault
+from tasks.round.adapters import BEFORE_PRACTICE, adapter_id
 from tasks.round.results import StartFigures, SynthesizeResult, TrainResult, starts_text
 from tasks.synthesis.calibration import LEAST
 from tasks.synthesis.starting import (
@@ -115,8 +116,11 @@ def round_of(share: float, config: dict[str, Any], environment: str | None = "e"
         AdapterRow: SimpleNamespace(environment_id=environment, config=config),
         EnvironmentRow: SimpleNamespace(spec={"families": ["cancel", "cancel_two"]}),
     }
-    store = SimpleNamespace(row=lambda kind, **by: rows[kind])
-    return SimpleNamespace(store=store, settings=SimpleNamespace(calibration=SimpleNamespace(retention_share=share)))
+    of = {"a": rows[AdapterRow], adapter_id("r", GENERALIST): rows[AdapterRow], "before": SimpleNamespace(
+        environment_id=None, config={})}  # fmt: skip
+    store = SimpleNamespace(row=lambda kind, id: of[id] if kind is AdapterRow else rows[kind])
+    settings = SimpleNamespace(calibration=SimpleNamespace(retention_share=share))
+    return SimpleNamespace(store=store, settings=settings, round=SimpleNamespace(id="r"))
 
 
 def made(retention: tuple[str, ...], share: float) -> ComposedEnvironment:
@@ -142,6 +146,13 @@ def test_what_the_start_learnt_is_practised_on() -> None:
     # An environment that had nothing to keep keeps the share of the settings.
     bare: Any = keeping(context, made((), 0.0), families)
     assert bare.spec.retention_share == 1 / 3
+
+
+def test_what_the_generalist_practised_from_has_to_keep_the_same_as_the_generalist() -> None:
+    context, plain = round_of(1 / 3, {}), made(("price",), 0.25)
+    before, after = Start(BEFORE_PRACTICE, "before", Path()), Start(GENERALIST, adapter_id("r", GENERALIST), Path())
+    for start in (before, after):
+        assert families_to_keep(context, plain, start) == ("cancel", "cancel_two")
 
 
 def test_nothing_is_added_where_there_is_nothing_to_keep() -> None:
