@@ -23,7 +23,7 @@ from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun, find_lacking
 from tasks.releases.lookup import release_numbered
-from tasks.round.adapters import registered
+from tasks.round.adapters import before_practice, registered
 from tasks.round.context import Context
 from tasks.round.results import (
     CalibrateResult,
@@ -121,8 +121,9 @@ def after_training(context: Context, selected: list[str]) -> int:
     settings, diagnosis, draws = context.settings, len(context.tasks("diagnosis")), isinstance(context.target, Drawable)
     if not selected and generalist.comes_first(context) and context.found(SelectResult) is None:
         # What it is shown and practises with leaves over what the smallest round still needs, which has played the
-        # diagnosis, and its practice's part of it.
-        played = diagnosis * settings.rollout.trials + practice_start(settings, diagnosis)
+        # diagnosis, and once there is something that practises, its practice's part of it.
+        begun = before_practice(context.store, context.round.id) is not None
+        played = diagnosis * settings.rollout.trials + begun * practice_start(settings, diagnosis)
         return least_episodes(settings, diagnosis, len(tasks), draws) - played
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
     # A generalist that came first has played the diagnosis already: that is what was mined.

@@ -304,11 +304,15 @@ def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_f
     found[TrainResult, GENERALIST] = done
     assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, both, False, 2, 1)
     # Before anything is selected it is shown no more than the smallest round leaves over.
-    played = 6 * settings.rollout.trials
+    made: list[object] = []
+    monkeypatch.setattr(trace, "before_practice", lambda store, round_id: made[0] if made else None)
+    context.store, context.round, played = None, SimpleNamespace(id="round"), 6 * settings.rollout.trials
     assert after_training(context, []) == trace.least_episodes(settings, 6, 6, False) - played > 0
-    # So does its practice, whose own first part is played by then.
+    # So does its practice, whose own first part is played by then, and is left over before.
     context.settings = practises = small_settings(home, train=TRAIN | {"demonstrations": 4, "practice": 2})
     assert share_of(context, [], 9 * batch) == 9 * batch
+    assert after_training(context, []) == trace.least_episodes(practises, 6, 6, False) - played
+    made.append("what has learnt")
     assert after_training(context, []) == trace.least_episodes(practises, 6, 6, False) - played - 6 > 0
 
 
