@@ -10,7 +10,7 @@ from db import GENERALIST
 from errors import ConfigurationError, EpisodesSpent
 from flows.approval import ask_approval
 from flows.train_apart import apart, at_once, train_together
-from tasks.calibrate import calibrate
+from tasks.calibrate import calibrate, pays_for
 from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
@@ -88,6 +88,8 @@ def _practised_in_turn(context: Context) -> Iterator[Done]:
         for name, results in _practised(context, batch):
             yield name, results
         wanted -= len(_through(results))
+        # What takes another's place was not planned with the others: its calibration would take what proves them.
+        waiting = [c for c in waiting if pays_for(context, c)]
     if GENERALIST in selected and not comes_first(context):
         yield from _practised(context, [GENERALIST])
 

@@ -3,12 +3,15 @@ rollouts apart may train (method, section 4, check 4)."""
 
 from __future__ import annotations
 
+import logging
+
 from prefect.artifacts import create_markdown_artifact
 
 from db import GENERALIST, CalibrationRow, EnvironmentRow, EnvironmentState, row_id
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
 from tasks.measuring.lineup import load_member
+from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult
 from tasks.round.rollouts import success_by_family
@@ -16,6 +19,8 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import FIGURES, is_mastered, measure
 from tasks.synthesis.environments import stored_environment
 from tasks.synthesis.learning.generalist import beginnings_of, calibrated_by_parts
+
+logger = logging.getLogger("trace")
 
 
 @stage("calibrate", title="calibrate {capability}")
@@ -49,6 +54,20 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
         level=measured.detail.get("level"),
         **figures,
     )
+
+
+def pays_for(context: Context, capability: str) -> bool:
+    """Whether a budget, where there is one, pays for calibrating what is made for a capability and for a step behind
+    it, beside what proves the adapters that there are. What has begun goes on, whatever it has taken."""
+    if context.budget is None or context.found(SynthesizeResult, capability) is not None:
+        return True
+    rule, train = context.settings.calibration, context.settings.train
+    times = (2 if train.hints else 1) * len(beginnings_of(context, capability))
+    needed = rule.seeds * rule.samples * times + train.groups * train.group_size
+    paid = context.budget.for_training(adapter_id(context.round.id, capability))
+    if paid < needed:
+        logger.info("%s is not practised: it needs up to %d episodes, %d are left for it", capability, needed, paid)
+    return paid >= needed
 
 
 def _measured(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +225,19 @@ def test_a_capability_that_the_budget_does_not_pay_for_falls_out(
     made = calls("report", "a b c")
     assert [c for c in made if c.startswith(("train", "register"))] == ["train:a", "train:c", "register:c"]
     assert made[-6:] == PROVEN
+
+
+@pytest.mark.parametrize(("paid", "taken"), [(23, []), (24, ["synthesize:c", "calibrate:c", "train:c", "register:c"])])
+def test_the_next_takes_a_place_only_where_the_budget_pays_for_its_calibration_and_a_step(
+    calls: Callable[..., list[str]], context: Context, paid: int, taken: list[str]
+) -> None:
+    """What is left otherwise proves what was trained: an account lets a calibration have that as well."""
+    rule, train = context.settings.calibration, context.settings.train
+    assert 2 * rule.seeds * rule.samples + train.groups * train.group_size == 24
+    budget: Any = SimpleNamespace(for_training=lambda adapter: paid)
+    context.budget = budget
+    made = calls("challenge", "a b c", "train:b")
+    assert [call for call in made if call.endswith(":c")] == taken
 
 
 def test_training_ends_before_anything_is_proven_when_all_fell_out(calls: Callable[..., list[str]]) -> None:
