@@ -34,6 +34,8 @@ from models.router.label_prompt import Candidate, label_probabilities
 from models.router.regression import expect, sharpness, softmax
 
 MODES = ("linear", "retrieval", "label", "both", "fixed", "off")
+# The mode of a conversation whose client named who is to answer: no router was asked.
+ASKED = "asked"
 # Share of the probability that is spread evenly over all classes, so that none is impossible.
 SMOOTHING = 0.01
 # How far apart, in cosine, the same opening may come out in two batches: where all of a family open alike, nothing else

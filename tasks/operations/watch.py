@@ -28,6 +28,7 @@ from environments.picking import spread
 from errors import AdapterError, ConfigurationError, StoreError, TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
+from models.router.router import ASKED
 from settings import Settings
 from tasks.measuring.comparison import compare
 from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
@@ -189,15 +190,18 @@ def _on_tasks(
 def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall]:
     """What users said under the live release against what they said under its parent, or under the base before it.
     Nothing where another release came between, or this one was live before: then what came earlier is not the
-    parent's alone."""
+    parent's alone. What a client asked of the base, or of one adapter, by its name says nothing of the release."""
     if not _follows_its_parent(store, live):
         return []
     since = _aware(live.live_at or live.created_at)
     parent = parent_of(store, live)
-    began = datetime.min.replace(tzinfo=UTC) if parent is None or parent.live_at is None else _aware(parent.live_at)
+    began = _alone_since(store, live) if parent is None or parent.live_at is None else _aware(parent.live_at)
     # Not as rows: they would bring every conversation's messages.
-    text = "SELECT success, created_at FROM conversations WHERE target = :target AND success IS NOT NULL"
-    frame = store.query(text, target=settings.target)
+    text = (
+        "SELECT success, created_at FROM conversations "
+        "WHERE target = :target AND success IS NOT NULL AND mode <> :by_name"
+    )
+    frame = store.query(text, target=settings.target, by_name=ASKED)
     said = list(zip(frame["success"], frame["created_at"].map(_moment), strict=True))
     after = [bool(success) for success, at in said if at >= since]
     before = [bool(success) for success, at in said if began <= at < since]
@@ -209,6 +213,13 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     against = BASE if parent is None else f"release {parent.number}"
     seen = f"{len(after)} and {len(before)} conversations with feedback"
     return [Fall(against, "traffic", points, p, seen)]
+
+
+def _alone_since(store: Store, live: ReleaseRow) -> datetime:
+    """Since when the bare base answered until `live` did: since the last release before it ended, or ever."""
+    began = datetime.min.replace(tzinfo=UTC)
+    earlier = [r for r in store.rows(ReleaseRow, target=live.target) if r.id != live.id and r.live_at]
+    return max((_aware(r.ended_at) for r in earlier if r.ended_at), default=began)
 
 
 def _follows_its_parent(store: Store, live: ReleaseRow) -> bool:

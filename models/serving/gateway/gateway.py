@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from errors import TraceError
-from models.router.router import RouteDecision
+from models.router.router import ASKED, RouteDecision
 from models.serving.fleet.lifecycle import AdapterFleet, AdapterState, ServedAdapter
 from models.serving.fleet.releases import Generation
 from models.serving.gateway.conversations import (
@@ -180,10 +180,10 @@ class Gateway:
             known = replace(alike, name=name)  # another conversation that began like this one
         explicit = self._explicit(asked.model, generation)
         if explicit is not None:
-            decision = RouteDecision(explicit, {explicit: 1.0}, (), 0.0, "asked")
+            decision = RouteDecision(explicit, {explicit: 1.0}, (), 0.0, ASKED)
             adapter = generation.members.get(explicit, "")
             known = Routed(name, decision, "", generation.number, adapter)
-        elif known is None or known.decision.mode == "asked" or not known.holds(generation, fresh):
+        elif known is None or known.decision.mode == ASKED or not known.holds(generation, fresh):
             decision = await self._decide(asked, messages, generation)
             adapter = generation.members.get(decision.capability, "")
             known = Routed(name, decision, generation.router_version, generation.number, adapter)

@@ -16,6 +16,7 @@ from environments.contract import Draw, Drawable, TargetTask
 from environments.targets.catalogue import load_target
 from errors import AdapterError, ConfigurationError, StoreError
 from models.policy import Sampling
+from models.router.router import ASKED
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.measuring.policy_names import LoadedPolicy
@@ -218,6 +219,37 @@ def test_what_users_say_is_compared_too(world: Any, successes: int, fell: bool) 
     assert (traffic.what, traffic.against, traffic.significant) == ("traffic", "release 1", fell)
     assert traffic.seen == "30 and 30 conversations with feedback"
     assert world.back == (["shop"] if fell else [])
+
+
+def test_what_a_client_asked_of_the_base_by_its_name_is_not_held_against_the_release(world: Any) -> None:
+    """As one does who tries both beside each other: the base fails as it did before."""
+    both(world)
+    routed = [conversation(n, True, LIVE_SINCE - timedelta(hours=1)) for n in range(30)]
+    routed += [conversation(100 + n, True, LIVE_SINCE + timedelta(hours=1)) for n in range(30)]
+    by_name = [conversation(200 + n, False, LIVE_SINCE + timedelta(hours=1)) for n in range(30)]
+    world.store.put([*routed, *(replace(one, mode=ASKED) for one in by_name)])
+    found = world.watch(roll_back=True)
+    assert (found.comparisons[-1].points, found.comparisons[-1].seen) == (0.0, "30 and 30 conversations with feedback")
+    assert (found.falls, world.back) == ([], [])
+
+
+def test_what_an_earlier_release_was_told_is_not_the_bases(world: Any) -> None:
+    """Release 1 was rolled back to the bare base, which answered until release 2 did."""
+    gone = LIVE_SINCE - timedelta(days=2)
+    world.store.put([
+        release(1, ReleaseState.ROLLED_BACK, ended_at=gone),
+        release(2, ReleaseState.LIVE),
+        release(3, ReleaseState.REFUSED, live_at=None, ended_at=LIVE_SINCE - timedelta(minutes=1)),
+    ])  # fmt: skip
+    said = [conversation(n, True, gone - timedelta(hours=1)) for n in range(30)]
+    said += [conversation(100 + n, False, gone + timedelta(hours=1)) for n in range(20)]
+    said += [conversation(200 + n, n < 15, LIVE_SINCE + timedelta(hours=1)) for n in range(30)]
+    world.store.put(said)
+    found = world.watch(roll_back=True)
+    traffic = found.comparisons[-1]
+    assert (traffic.against, traffic.points) == (BASE, 50.0)
+    assert traffic.seen == "30 and 20 conversations with feedback"
+    assert (found.falls, world.back) == ([], [])
 
 
 def test_of_what_users_said_only_that_is_read_and_no_conversation(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
