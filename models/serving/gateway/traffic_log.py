@@ -133,7 +133,9 @@ class TrafficLog:
             said.kept.set_result(kept)
 
     def _say(self, connection: Connection, owner: str, feedback: Feedback) -> dict[str, Any]:
-        row = _stored(connection, conversation_id(owner, feedback.conversation))
+        row = self._kept(connection, owner, feedback.conversation)[1]
+        # A client may tell any gateway of this home.
+        row = row or _stored(connection, conversation_id(owner, feedback.conversation))
         if row is None:
             raise ApiError(
                 404,
@@ -176,12 +178,11 @@ class TrafficLog:
     def _keep(self, connection: Connection, spoken: LoggedTurn) -> None:
         routed, turn, asked = spoken.routed, spoken.turn, spoken.turn.asked
         decision, adapter = routed.decision, turn.adapter
-        key = conversation_id(spoken.owner, routed.name)
         said = [dict(m) | {"role": ROLES[m["role"]]} for m in asked.messages]
         if not asked.chat:
             said = [{"role": "user", "content": asked.prompt if isinstance(asked.prompt, str) else ""}]
         messages = [*said, turn.heard.message]
-        before = _stored(connection, key)
+        key, before = self._kept(connection, spoken.owner, routed.name)
         # Feedback stays when the conversation goes on. Where something else stands at its beginning now, as when a turn
         # is asked again and answered otherwise, it was about what is no longer there.
         goes_on = before is not None and _begin_alike(before.messages, messages)
@@ -216,6 +217,15 @@ class TrafficLog:
         )
         put_rows(connection, [row], replace=True)
 
+    def _kept(self, connection: Connection, owner: str, name: str) -> tuple[str, ConversationRow | None]:
+        """The key of a conversation with this target, and what is stored of it. A client may give its id for one to the
+        gateways of several targets: what was said to another one stays its own."""
+        apart, plain = conversation_id(owner, name, self._target), conversation_id(owner, name)
+        if (found := _stored(connection, apart)) is not None:
+            return apart, found
+        found = _stored(connection, plain)
+        return (plain, found) if found is None or found.target == self._target else (apart, None)
+
 
 def _stored(connection: Connection, key: str) -> ConversationRow | None:
     return next(iter(rows(connection, ConversationRow, {"id": key})), None)
@@ -226,9 +236,10 @@ def _begin_alike(before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping
     return list(map(words_of, before)) == list(map(words_of, messages[: len(before)]))
 
 
-def conversation_id(owner: str, conversation: str) -> str:
-    """The key of a stored conversation: owners cannot speak of one another's."""
-    return row_id("conversation", owner, conversation)
+def conversation_id(owner: str, conversation: str, *target: str) -> str:
+    """The key of a stored conversation: owners cannot speak of one another's. With the `target` where another one's has
+    the id already."""
+    return row_id("conversation", owner, conversation, *target)
 
 
 def parse_feedback(body: dict[str, Any]) -> Feedback:

@@ -124,6 +124,20 @@ def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: Tra
     assert store.rows(ConversationRow)[0].comment == "after all"
 
 
+def test_one_id_at_two_targets_is_two_conversations(store: Store, log: TrafficLog) -> None:
+    """A client gives its session's id to the gateways of both."""
+    other = TrafficLog(store, PolicyIdentity("tiny", "1"), "tau2:retail", 1.0, lambda _: None)
+    for by, name in ((log, "c"), (other, "c"), (log, "c"), (other, "c"), (log, "d")):
+        by.add(spoken(name, by._target))
+        by.flush()
+    say(other, "", Feedback("c", success=False))
+    say(other, "", Feedback("d", success=True))  # any gateway of the home may be told
+    rows = [(r.conversation, r.target, r.messages[-1]["content"], r.success) for r in store.rows(ConversationRow)]
+    one, two = ("c", "shop", "It is shop.", None), ("c", "tau2:retail", "It is tau2:retail.", False)
+    assert sorted(rows) == [one, two, ("d", "shop", "It is shop.", True)]
+    other.close()
+
+
 def test_feedback_leaves_with_the_words_that_it_was_about(store: Store, log: TrafficLog) -> None:
     """A turn that is asked again has another answer; one that goes on comes back as clients write it."""
     first = spoken("c", "wrong")
