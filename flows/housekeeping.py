@@ -18,7 +18,7 @@ from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
 from tasks.housekeeping.retention import forget, forgotten_text, removal_text, removals, remove
-from tasks.operations.announcements import failure_announced, tell_last_run
+from tasks.operations.announcements import failure_announced, settings_announced, tell_last_run
 from tasks.unattended.notices import Notice, deliver, notify
 
 logger = logging.getLogger("trace")
@@ -40,7 +40,8 @@ class HousekeepingParameters(BaseModel):
 def housekeeping(params: HousekeepingParameters | None = None) -> str:
     """Keep a home once. Raises `StoreError` when the doctor finds a fault: it is told, too."""
     given = params or HousekeepingParameters()
-    settings = load_settings(home=given.home, profile=given.profile)
+    with settings_announced(bool(deployment.id), "housekeeping", home=given.home):
+        settings = load_settings(home=given.home, profile=given.profile)
     with failure_announced(settings, bool(deployment.id), "housekeeping"):
         tell_last_run(settings, "housekeeping", deaths_before())
         if (way := makes_way()) is not None:

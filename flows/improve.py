@@ -39,7 +39,13 @@ from flows.runs.left_running import left_runs_ended, shown_as
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import BUDGET, LARGEST, Settings, load_settings
-from tasks.operations.announcements import failure_announced, tell_deaths, tell_failure, tell_start
+from tasks.operations.announcements import (
+    failure_announced,
+    settings_announced,
+    tell_deaths,
+    tell_failure,
+    tell_start,
+)
 from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.training_memory import check_training, memory_text
@@ -182,7 +188,8 @@ def run_name() -> str:
 def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
-    settings = given.settings()
+    with settings_announced(bool(deployment.id), target=given.target, home=given.home):
+        settings = given.settings()
     died = deaths_before(settings.target)
     if died:
         tell_deaths(settings, died)

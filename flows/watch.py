@@ -15,7 +15,7 @@ from errors import TargetBusy
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import load_settings, writable_folder
-from tasks.operations.announcements import failure_announced, tell_last_run
+from tasks.operations.announcements import failure_announced, settings_announced, tell_last_run
 from tasks.operations.watch import watch_release, watch_text
 from tasks.round.preflight import preflight
 from tasks.unattended.notices import deliver
@@ -35,7 +35,9 @@ class WatchParameters(BaseModel):
 def watch(params: WatchParameters | None = None) -> str:
     """Watch the live release of a target once; what was found, in one sentence a comparison. It holds what a round of
     the target needs: one that hangs ends itself, as a round does."""
-    settings = load_settings(**(params or WatchParameters()).model_dump())
+    given = params or WatchParameters()
+    with settings_announced(bool(deployment.id), "watch", target=given.target, home=given.home):
+        settings = load_settings(**given.model_dump())
     try:
         with failure_announced(settings, bool(deployment.id), "watch"):
             preflight(settings)

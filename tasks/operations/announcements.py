@@ -4,12 +4,13 @@ process that is killed says nothing: the run that goes on with its round does.""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from db import RoundState
-from errors import BudgetExceeded, TargetBusy, TraceError
-from settings import Settings
+from errors import BudgetExceeded, ConfigurationError, TargetBusy, TraceError
+from settings import Settings, load_settings
 from tasks.measuring.decisions import GateVerdict
 from tasks.round.context import Context
 from tasks.unattended.notices import Kind, Notice, notify
@@ -79,6 +80,19 @@ def failure_announced(settings: Settings, scheduled: bool, work: str = "") -> It
             target = settings.target
             ended = f"the {work} of {target} failed" if work else f"a run on {target} ended before it had a round"
             notify(settings, Notice("failed", target, f"{ended}: {_said(problem)} (the next run tries again)"))
+        raise
+
+
+@contextmanager
+def settings_announced(scheduled: bool, work: str = "", **place: Any) -> Iterator[None]:
+    """Within, a scheduled run reads its settings. What is wrong with the parameters that somebody gave it is announced
+    as `failure_announced` does, by the settings of the machine; where these are wrong as well, nobody can be told.
+    `place` is the target and the home that are given."""
+    try:
+        yield
+    except ConfigurationError as problem:
+        with suppress(ConfigurationError), failure_announced(load_settings(**place), scheduled, work):
+            raise problem
         raise
 
 

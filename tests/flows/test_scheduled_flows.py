@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import flows.housekeeping as flow_file
+import flows.improve as improve_file
 import flows.watch as watch_file
-from errors import ProviderError, StoreError, TargetBusy
+from errors import ConfigurationError, ProviderError, StoreError, TargetBusy
 from flows.housekeeping import HousekeepingParameters, housekeeping
+from flows.improve import ImproveParameters, improve
 from flows.watch import WatchParameters, watch
 from settings import load_settings
 from tasks.housekeeping.findings import Finding, fault, well
@@ -141,6 +143,34 @@ def test_why_it_failed_is_told(settings_folder: Path, said: list[Notice], monkey
         daily(settings_folder)
     assert [n.kind for n in said] == ["failed"]
     assert "the watch of shop failed: no vLLM server answers (the next run tries again)" in said[0].text
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize(
+    ("file", "run", "given", "told"),
+    [
+        (improve_file, improve, ImproveParameters, "a run on tau2:retail ended before it had a round"),
+        (watch_file, watch, WatchParameters, "the watch of tau2:retail failed"),
+        (flow_file, housekeeping, HousekeepingParameters, "the housekeeping of shop failed"),
+    ],
+)
+def test_parameters_that_cannot_be_are_told(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, scheduled: bool, file: Any, run: Any, given: Any, told: str
+) -> None:
+    """As those that somebody gave to a schedule in Prefect's UI: nobody looks there in the morning."""
+    said: list[str] = []
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: said.append(f"{notice.kind}: {notice.text}"))
+    monkeypatch.setattr(file, "deployment", SimpleNamespace(id="scheduled" if scheduled else None))
+    why = "profile 'nigth' does not exist"
+    with pytest.raises(ConfigurationError, match=why):
+        run.fn(
+            given(**{n: v for n, v in {"target": "tau2:retail"}.items() if n in given.model_fields}, profile="nigth")
+        )
+    assert [line[: len(f"failed: {told}: {why}")] for line in said] == [f"failed: {told}: {why}"] * scheduled
+    monkeypatch.setenv("TRACE_PROFILE", "dya")  # the machine's own are wrong as well
+    with pytest.raises(ConfigurationError, match=why):
+        run.fn(given(profile="nigth"))
+    assert len(said) == scheduled
 
 
 def test_that_a_round_is_at_work_is_no_failure(
