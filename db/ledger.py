@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any
 
@@ -160,7 +160,7 @@ class Stage:
                     state=state,
                     finished_at=now,
                     lease_until=None,
-                    seconds=(before or 0.0) + (now - started).total_seconds(),
+                    seconds=(before or 0.0) + _between(started, now),
                     **values,
                 )
             )
@@ -183,7 +183,12 @@ def seconds_spent(row: StageRow) -> float | None:
     """Seconds of a stage's attempts so far; of one whose process died, up to its last heartbeat."""
     if row.state != StageState.RUNNING or row.started_at is None or row.heartbeat_at is None:
         return row.seconds
-    return (row.seconds or 0.0) + (row.heartbeat_at - row.started_at).total_seconds()
+    return (row.seconds or 0.0) + _between(row.started_at, row.heartbeat_at)
+
+
+def _between(began: datetime, until: datetime) -> float:
+    """The seconds between two moments; none where the clock was set back meanwhile: work does not give time back."""
+    return max(0.0, (until - began).total_seconds())
 
 
 class Working:

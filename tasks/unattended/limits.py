@@ -104,7 +104,7 @@ def at_work(stages: Iterable[StageRow]) -> float:
         if began is None or ended is None:
             total += spent
             continue
-        last = (ended - began).total_seconds()
+        last = max(0.0, (ended - began).total_seconds())  # the clock may have been set back
         alone = (ended - max(began, until or began)).total_seconds()
         total += max(0.0, spent - last) + max(0.0, alone)
         until = max(ended, until or ended)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
 
-from db import Round, StageRow, StageState, Store, row_id
+from db import Round, StageRow, StageState, Store, ledger, row_id
 from db.rows import PROCESS
 from errors import StoreError, TransitionError
 
@@ -112,6 +113,28 @@ def test_seconds_are_those_of_all_attempts(store: Store, round_: Round) -> None:
     assert failed + 0.2 <= spent < failed + 5
     second.finish()
     assert (second.row().seconds or 0) >= spent
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_clock_that_is_set_back_takes_no_seconds_away(
+    store: Store, round_: Round, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """As when a machine hears what time it is after it has begun to work: an hour less than none would be told."""
+    now = [datetime(2026, 10, 25, 2, 50, tzinfo=UTC)]
+    monkeypatch.setattr(ledger, "database_time", lambda connection: now[0])
+    stage = store.stage(round_.id, "train")
+
+    def attempt(*minutes: int) -> float | None:
+        assert stage.claim(f"me, {now[0]}", lease_seconds=1)
+        for later in minutes:
+            now[0] += timedelta(minutes=later)
+            stage.heartbeat()
+        stage.fail("no") if not dies else now.append(now.pop() + timedelta(hours=2))
+        return ledger.seconds_spent(stage.row())
+
+    assert attempt(10) == 600
+    assert attempt(10, -60) == 600
+    assert attempt(5) == 900
 
 
 def test_work_that_raises_fails_the_stage(store: Store, round_: Round) -> None:

@@ -98,6 +98,7 @@ def test_time_at_work_counts_what_died_and_what_ran_side_by_side_once() -> None:
     died = row("d", 100, None, heartbeat_at=130)
     assert at_work([]) == 0.0
     assert at_work([waiting, waiting, died, within, beside, done]) == 5 + 16 + 30
+    assert at_work([row("f", 0, 7.0, finished_at=-3600)]) == 7.0, "the clock was set back, after an earlier attempt"
 
 
 def test_episodes_are_refused_before_they_are_played(store: Store, settings_folder: Path) -> None:
