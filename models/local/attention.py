@@ -9,6 +9,7 @@ architectures add to that (a window, a cap of the scores, a sink) travels as `Ex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,14 @@ class SharedBatch(Protocol):
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None = None
     ) -> torch.Tensor: ...
+
+
+class RowBatch(SharedBatch, Protocol):
+    """A batch of rows of `counts` tokens, one after the other; `part` is some of them by themselves."""
+
+    counts: Sequence[int]
+
+    def part(self, rows: Sequence[int]) -> RowBatch: ...
 
 
 def _interface(

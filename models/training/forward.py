@@ -14,9 +14,12 @@ import torch
 
 from errors import TrainingError
 from models.adapters.fingerprint import COUNT, Fingerprint
-from models.local.attention import Extras, attend_causal, attend_with_extras
+from models.local.attention import Extras, RowBatch, attend_causal, attend_with_extras
 from models.local.blocks import attend_rows
-from models.training.learner import Learner, PlainLearner
+from models.training.learner import Frozen, Learner, PlainLearner
+
+# Bytes: the streams of 1,700 of the shop's conversations in the embedded model (66 tokens of 576 numbers, fp32).
+KEPT = 2**28
 
 
 def attend_plain(
@@ -55,6 +58,10 @@ class _Suffixes:
         first_R = torch.cumsum(counts_R, 0) - counts_R
         within_N = torch.arange(int(counts_R.sum())) - torch.repeat_interleave(first_R, counts_R)
         self.place_N = (row_N * self.width + within_N).to(device)  # where a token lies in the padded rows
+
+    def part(self, rows: Sequence[int]) -> _Suffixes:
+        """Some of the rows by themselves."""
+        return _Suffixes([self.counts[row] for row in rows], self.prefix, self.device, self.dtype)
 
     @cached_property
     def hidden_RTT(self) -> torch.Tensor:
@@ -150,6 +157,32 @@ class StepPrefix(Prefix):
             torch.autograd.backward([made for made, _ in sent], [gradient for _, gradient in sent])
         self.end_PD = None
         self._made.clear()
+
+
+class KeptRows:
+    """What frozen layers made of rows that come again, as those of a recall do: they learn nothing, so it stays the
+    same behind the one prefix that all have. Up to `most` bytes are kept; rows beyond that are passed through anew."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._left = most
+        self._kept: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def __call__(self, frozen: Frozen, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: RowBatch) -> torch.Tensor:
+        """What `frozen` would return of all rows of the batch, (N, hidden)."""
+        counts = list(batch.counts)
+        ids_R, positions_R = ids_N.split(counts), positions_N.split(counts)
+        keys_R = [(int(positions[0]), *ids.tolist()) for ids, positions in zip(ids_R, positions_R, strict=True)]
+        made = {key: self._kept[key] for key in keys_R if key in self._kept}
+        # A row may be twice in a batch, too.
+        if missing := list({key: row for row, key in enumerate(keys_R) if key not in made}.values()):
+            ids_M, positions_M = (torch.cat([x_R[row] for row in missing]) for x_R in (ids_R, positions_R))
+            new_MD = frozen(ids_M, positions_M, batch.part(missing))
+            for row, new_TD in zip(missing, new_MD.split([counts[row] for row in missing]), strict=True):
+                made[keys_R[row]] = new_TD
+                if new_TD.nbytes <= self._left:
+                    self._left -= new_TD.nbytes
+                    self._kept[keys_R[row]] = new_TD.clone()  # a part would keep the whole of its batch
+        return torch.cat([made[key] for key in keys_R])
 
 
 def as_learner(model: Any) -> Learner:

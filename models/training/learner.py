@@ -8,7 +8,7 @@ through transformers and PEFT (`PlainLearner`), slower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from models.local.attention import SharedBatch
+from models.local.attention import RowBatch, SharedBatch
 from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
 from models.local.packed import arrange, base_alone, can_arrange
 from models.local.parts import is_parted, whole_head
@@ -33,6 +33,10 @@ class PrefixBatch(SharedBatch, Protocol):
     v_HPD: list[torch.Tensor]
 
 
+# What frozen layers make of N flat tokens at their positions, by their batch: (N, hidden).
+Frozen = Callable[[torch.Tensor, torch.Tensor, SharedBatch], torch.Tensor]
+
+
 class Learner(Protocol):
     """What the training pass asks of a model. `frozen` layers at the bottom learn nothing; `work` counts; of `parted`
     weights this process holds a part."""
@@ -43,7 +47,7 @@ class Learner(Protocol):
     device: torch.device
     dtype: torch.dtype
 
-    def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+    def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: RowBatch) -> torch.Tensor:
         """Last hidden states (N, hidden) of N flat tokens."""
         ...
 
@@ -261,6 +265,8 @@ class FusedLearner:
         # Ids of the last prefix, the stream after the frozen layers, and what these made of keys and values.
         self._below: tuple[list[int], torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None = None
         self._head = _Matrix([causal.lm_head.weight.detach()])
+        # Where rows come again, who knows what the frozen layers made of them (`KeptRows`).
+        self.recalled: Callable[[Frozen, torch.Tensor, torch.Tensor, RowBatch], torch.Tensor] | None = None
 
     @staticmethod
     def _of(layer: Any) -> list[tuple[list[Any], _Matrix]]:
@@ -276,45 +282,36 @@ class FusedLearner:
             made.append((modules, _Matrix([m.weight.detach() for m in plain], bias)))
         return made
 
-    def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
-        rotation = self.decoder.rotation(positions_N)
-        return self._learning(self._frozen(ids_N, positions_N, rotation, batch), positions_N, rotation, batch)
+    def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: RowBatch) -> torch.Tensor:
+        if self.recalled:
+            x = self.recalled(self._frozen, ids_N, positions_N, batch)
+        else:
+            x = self._frozen(ids_N, positions_N, batch)
+        return self._learning(x, positions_N, batch)
 
     def run_prefix(self, ids_P: torch.Tensor, positions_P: torch.Tensor, batch: PrefixBatch) -> torch.Tensor:
         """What lies below the learning layers is the same in every step: it is made once and kept."""
-        ids, rotation = ids_P.tolist(), self.decoder.rotation(positions_P)
+        ids = ids_P.tolist()
         if self._below is None or self._below[0][: len(ids)] != ids:
-            x = self._frozen(ids_P, positions_P, rotation, batch)
+            x = self._frozen(ids_P, positions_P, batch)
             self._below = ids, x, list(batch.k_HPD), list(batch.v_HPD)
         else:  # no token sees a later one
             batch.k_HPD += [k_HPD[:, : len(ids)] for k_HPD in self._below[2]]
             batch.v_HPD += [v_HPD[:, : len(ids)] for v_HPD in self._below[3]]
-        return self._learning(self._below[1][: len(ids)], positions_P, rotation, batch)
+        return self._learning(self._below[1][: len(ids)], positions_P, batch)
 
     @torch.no_grad()
-    def _frozen(
-        self,
-        ids_N: torch.Tensor,
-        positions_N: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        batch: SharedBatch,
-    ) -> torch.Tensor:
+    def _frozen(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
         """The stream (N, hidden) before the learning layers, by the base: an adapter that the sampler has merged may
         reach into them, and this training's does not."""
         _count(self.work, positions_N, self.frozen, 0)
         x, layers = F.embedding(ids_N, self.decoder.embedding), self.decoder.layers
         with base_alone(layers, [name for name, part in layers.items() if part.packed.deltas]):
-            return self.decoder.through(range(self.frozen), x, rotation, batch)
+            return self.decoder.through(range(self.frozen), x, self.decoder.rotation(positions_N), batch)
 
-    def _learning(
-        self,
-        x: torch.Tensor,
-        positions_N: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        batch: SharedBatch,
-    ) -> torch.Tensor:
+    def _learning(self, x: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
         """Last hidden states, from the stream before the learning layers."""
-        d, layers = self.decoder, len(self.layers)
+        d, layers, rotation = self.decoder, len(self.layers), self.decoder.rotation(positions_N)
         _count(self.work, positions_N, layers, layers)
         for index in range(layers):
             if self.recompute and torch.is_grad_enabled():

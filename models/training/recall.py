@@ -53,6 +53,7 @@ class Recall:
         self.advantages_R, self.hinted_R = torch.ones(rows), torch.ones(rows, dtype=torch.bool)
         self.worst_ratio = 1.0
         self.collected: list[GroupFigures] = []
+        self.repeats = settings.steps * rows > len(self.successes)
         self._rests = False
 
     @property

@@ -135,7 +135,7 @@ class Rollouts:
         self.adapter = ""
         self.worst_ratio = 1.0  # of the step, largest of ratio and 1 / ratio over tokens
         self.on_trajectories = on_trajectories
-        self.shared = 0
+        self.shared, self.repeats = 0, False
         self.advantages_R = torch.zeros(0)
         self.hinted_R = torch.zeros(0, dtype=torch.bool)
         self.collected: list[GroupFigures] = []

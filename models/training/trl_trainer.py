@@ -17,8 +17,8 @@ from errors import Untrainable
 from models.local.parts import is_parted
 from models.renderer import Conversation
 from models.training.checkpoints import storing
-from models.training.forward import Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
-from models.training.learner import Learner, make_learner
+from models.training.forward import KeptRows, Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
+from models.training.learner import FusedLearner, Learner, make_learner
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4
@@ -34,9 +34,10 @@ class StepSource(Protocol):
     """What the trainer asks of the rollouts: TRL's rollout function, the number of ids that all rows of the step begin
     with, the advantage of each row of the last rollout and whether it was sampled behind another prompt (a hint), where
     the largest ratio of sampler to trainer is kept, the episodes that were played so far, and the sampler's decoder on
-    the trained model (None when another process samples)."""
+    the trained model (None when another process samples). Whether rows come again."""
 
     shared: int
+    repeats: bool
     advantages_R: torch.Tensor
     hinted_R: torch.Tensor
     worst_ratio: float
@@ -125,6 +126,9 @@ class EpisodeGRPO(GRPOTrainer):
         if self._learner is None:
             causal = self.accelerator.unwrap_model(model).get_base_model()
             self._learner = make_learner(causal, self.source.decoder, self.recompute)
+            # A GPU has the memory for other things.
+            if self.source.repeats and isinstance(self._learner, FusedLearner) and self._learner.device.type == "cpu":
+                self._learner.recalled = KeptRows()
         return self._learner
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:

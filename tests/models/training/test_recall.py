@@ -17,8 +17,9 @@ from errors import TrainingError
 from models.adapters.files import WEIGHTS
 from models.renderer import Conversation
 from models.training.actors import LocalActor
-from models.training.forward import token_logprobs
+from models.training.forward import KEPT, KeptRows, token_logprobs
 from models.training.grpo import recall_adapter
+from models.training.learner import FusedLearner, make_learner
 from models.training.lora import lora_config
 from models.training.recall import Recall, recall_steps
 from models.training.records import StepRecord
@@ -168,3 +169,30 @@ def test_nothing_to_learn_from_is_refused(tiny_model: Any, tmp_path: Path) -> No
     mute = Conversation(random_ids(1, 9), [False] * 9, [0.0] * 9)
     with pytest.raises(TrainingError, match=r"no success to learn from.*train\.generalist"):
         recall_adapter([mute], LocalActor(policy), renderer, SETTINGS, tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize("most", [KEPT, 20_000, 0])
+def test_the_frozen_layers_see_each_success_once_as_far_as_there_is_room(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """What is kept of a row decides how often the frozen layers work on it, and nothing else."""
+    policy, renderer = tiny_model
+    settings, learners = replace(SETTINGS, steps=4), list[FusedLearner]()
+
+    def made(*args: Any) -> Any:
+        learners.append(make_learner(*args))
+        return learners[-1]
+
+    monkeypatch.setattr("models.training.trl_trainer.make_learner", made)
+    monkeypatch.setattr("models.training.trl_trainer.KeptRows", lambda: KeptRows(most))
+    kept = recall_adapter(SUCCESSES, LocalActor(policy), renderer, settings, tmp_path / "kept", lambda _: None)
+    monkeypatch.setattr(Recall, "repeats", property(lambda _: False, lambda *_: None), raising=False)
+    anew = recall_adapter(SUCCESSES, LocalActor(policy), renderer, settings, tmp_path / "anew", lambda _: None)
+    one, two = (load_file(result.folder / WEIGHTS) for result in (kept, anew))
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+    saved = learners[1].work.trained_forward - learners[0].work.trained_forward
+    shared, batches = recall(policy).shared, [c for step in range(4) for c in recall(policy).batch(step)]
+    passed = [max(i for i, sampled in enumerate(c.sampled) if sampled) - shared for c in batches]
+    again = sum(count for place, count in enumerate(passed) if batches[place] in batches[:place])
+    # Without room what is twice in one batch is still passed through once.
+    assert {KEPT: saved == again, 20_000: 0.2 * again < saved < again, 0: saved < 0.2 * again}[most], (saved, again)
