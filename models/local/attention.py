@@ -49,7 +49,8 @@ class SharedBatch(Protocol):
 class RowBatch(SharedBatch, Protocol):
     """A batch of rows of `counts` tokens, one after the other; `part` is some of them by themselves."""
 
-    counts: Sequence[int]
+    @property
+    def counts(self) -> Sequence[int]: ...
 
     def part(self, rows: Sequence[int]) -> RowBatch: ...
 

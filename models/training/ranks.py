@@ -128,7 +128,7 @@ class DealtRollouts:
 
     def __init__(self, here: Ranks, source: StepSource | None, decoder: Any) -> None:
         self.here, self.source, self.decoder = here, source, decoder
-        self.shared = 0
+        self.shared, self.repeats = 0, False
         self.advantages_R = torch.zeros(0)
         self.hinted_R = torch.zeros(0, dtype=torch.bool)
         self.played = 0
