@@ -70,14 +70,17 @@ def doctor(
 
 
 def clean(
-    older_than: Annotated[int, typer.Option("--older-than", min=1, max=36_500, help="Days since it was done with.")],
+    older_than: Annotated[
+        int | None, typer.Option("--older-than", min=1, max=36_500, help="Days since a file was done with.")
+    ] = None,
     keep: Annotated[
-        float | None, typer.Option(min=0, help="GB: remove, oldest first, until the home takes this.")
+        float | None,
+        typer.Option(min=0, help="GB: of these files remove, oldest first, until the home takes this."),
     ] = None,
     conversations: Annotated[
         int | None,
         typer.Option(
-            "--conversations-older-than", min=1, max=36_500, help="Days: remove users' older conversations, too."
+            "--conversations-older-than", min=1, max=36_500, help="Days: remove users' conversations that are older."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
@@ -85,16 +88,23 @@ def clean(
     as_json: AsJson = False,
 ) -> None:
     """Remove what no release, report or label needs, in the home and in the storage that the setting files names:
-    checkpoints of finished rounds, copies that are fetched again."""
+    checkpoints of finished rounds, copies that are fetched again. Users' conversations go only with their own
+    option."""
+    from errors import ConfigurationError
     from settings import load_settings
     from tasks.housekeeping.retention import forget, forgotten_text, removal_text, removals, remove
 
+    if older_than is None and (conversations is None or keep is not None):
+        raise ConfigurationError(
+            "no age is given from which files may go; give --older-than DAYS, or --conversations-older-than DAYS alone "
+            "for users' conversations (--keep is about files)"
+        )
     settings = load_settings(home=home)
-    chosen = removals(settings, older_than, keep)
+    chosen = [] if older_than is None else removals(settings, older_than, keep)
     for removal in chosen if not as_json else ():  # each is told before the first one goes
         typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
     freed = sum(removal.bytes for removal in chosen) if dry_run else remove(settings, chosen)
-    if not as_json:
+    if older_than is not None and not as_json:
         typer.echo(removal_text(settings, len(chosen), freed, dry_run))
     forgotten = None if conversations is None else forget(settings, conversations, dry_run)
     if as_json:

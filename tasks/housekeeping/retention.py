@@ -51,9 +51,8 @@ def removals(settings: Settings, days: int, keep_gb: float | None = None) -> lis
     that many GB (10^9 bytes); what lies in the storage does not count, and goes along with what is as old. Raises
     `ConfigurationError` for a folder that is no home, and where the storage may not be used; `StoreError` while the
     storage does not answer."""
-    file, files = sqlite_file(settings.database_url), files_of(settings)
-    if not settings.folder.is_dir() or (file is not None and not file.is_file()):
-        raise ConfigurationError(f"there is no home in {settings.folder}; give another --home")
+    _check_home(settings)
+    files = files_of(settings)
     files.check()
     with open_store(settings.database_url) as store:
         found = [*_of_rounds(settings.folder, files, store), *_copies(settings.folder, store)]
@@ -100,7 +99,8 @@ def removal_text(settings: Settings, count: int, freed: int, dry_run: bool) -> s
 def forget(settings: Settings, days: int, dry_run: bool) -> tuple[int, int]:
     """Remove users' conversations that are older than `days`; how many were removed, or would be, and of how many
     success and reward are kept. The watch compares what was said of releases for as long as they live, so that is
-    kept, without a word of the conversation."""
+    kept, without a word of the conversation. Raises `ConfigurationError` for a folder that is no home."""
+    _check_home(settings)
     with open_store(settings.database_url) as store:
         return store.forget_conversations(utc_now() - timedelta(days=days), dry_run)
 
@@ -111,6 +111,13 @@ def forgotten_text(days: int, found: tuple[int, int], dry_run: bool) -> str:
     done = "would be removed" if dry_run else "removed"
     kept = "would keep" if dry_run else "kept"
     return f"conversations of more than {days} days ago: {gone} {done}; {bare} {kept} success and reward alone"
+
+
+def _check_home(settings: Settings) -> None:
+    """To open a store that is not there would make it."""
+    file = sqlite_file(settings.database_url)
+    if not settings.folder.is_dir() or (file is not None and not file.is_file()):
+        raise ConfigurationError(f"there is no home in {settings.folder}; give another --home")
 
 
 def _remove(path: Path, freed: int) -> None:

@@ -228,6 +228,24 @@ def test_users_conversations_go_only_when_asked_and_what_was_said_of_them_stays(
     assert run(option) == "conversations of more than 30 days ago: 0 removed; 0 kept success and reward alone"
 
 
+def test_conversations_go_by_themselves_and_no_file_with_them(kept: dict[str, Any]) -> None:
+    def run(folder: Path, *words: str) -> Any:
+        return CliRunner().invoke(app, ["clean", "--home", str(folder), *words])
+
+    before, home = {name: left(folder) for name, folder in kept["folders"].items()}, kept["home"].folder
+    option = ("--conversations-older-than", "1")
+    done = run(home, *option)
+    assert (done.exit_code, done.output.count("\n")) == (0, 1), done.output
+    assert "0 removed; 0 kept success and reward alone" in done.output
+    assert json.loads(run(home, *option, "--json").output)["entries"] == []
+    assert {name: left(folder) for name, folder in kept["folders"].items()} == before
+    for words in ((), ("--keep", "1"), (*option, "--keep", "1")):
+        with pytest.raises(ConfigurationError, match="give --older-than DAYS, or --conversations-older-than DAYS"):
+            CliRunner().invoke(app, ["clean", "--home", str(home), *words], catch_exceptions=False)
+    assert isinstance(run(home / "nowhere", *option).exception, ConfigurationError)
+    assert not (home / "nowhere").exists()
+
+
 def test_the_command_says_first_and_does_then(kept: dict[str, Any]) -> None:
     def run(*words: str) -> str:
         given = ["clean", "--older-than", "7", "--home", str(kept["home"].folder), *words]
