@@ -42,7 +42,10 @@ EXPECTED: list[tuple[list[str], list[list[object]]]] = [
         ["name", "version", "state", "reason"],
         [["cancel_order", 1, "rejected", "too hard"], ["cancel_order", 2, "accepted", "ok"]],
     ),
-    (["name", "step", "reward"], [["cancel_order", 0, 0.2], ["cancel_order", 1, 0.6]]),
+    (
+        ["name", "version", "step", "reward"],
+        [["cancel_order", 1, 0, 0.1], ["cancel_order", 2, 0, 0.2], ["cancel_order", 2, 1, 0.6]],
+    ),
     (
         ["subject", "name", "verdict", "state"],
         [["cancel_order", "cancel_order", "promote", "champion"], ["release", None, "promote", None]],
@@ -78,9 +81,14 @@ def filled(store: Store, round_: Round) -> Store:
         CalibrationRow(id="k1", environment_id="env1", accepted=False, reason="too hard", **k),
         CalibrationRow(id="k2", environment_id="env2", accepted=True, reason="ok", success_rate=0.4, **k),
     ]
-    adapter = AdapterRow(
-        id="a1", capability_id="c", environment_id="env2", base="small", state=AdapterState.CHAMPION, **r
-    )
+    # That of the first version did not carry over: it was never registered, and nobody judged it.
+    adapters = [
+        AdapterRow(
+            id=f"a{v - 1}", capability_id="c", environment_id=f"env{v}", base="small", state=s,
+            registered_version=registered, **r,
+        )
+        for v, s, registered in ((1, AdapterState.TRAINING, None), (2, AdapterState.CHAMPION, "1"))
+    ]  # fmt: skip
     verdicts = [
         VerdictRow(subject="cancel_order", capability_id="c", verdict="promote", points=12.0, mde=5.0, **r),
         VerdictRow(subject="release", verdict="promote", points=6.0, mde=5.0, **r),
@@ -93,8 +101,11 @@ def filled(store: Store, round_: Round) -> Store:
             *selections,
             *environments,
             *calibrations,
-            adapter,
-            *(TrainingStepRow(adapter_id="a1", step=n, reward=w) for n, w in ((1, 0.6), (0, 0.2))),
+            *adapters,
+            *(
+                TrainingStepRow(adapter_id=a, step=n, reward=w)
+                for a, n, w in (("a1", 1, 0.6), ("a1", 0, 0.2), ("a0", 0, 0.1))
+            ),
             *verdicts,
             *(SpendRow(id=i, stage=s, model="m", calls=c, dollars=d, **r) for i, s, c, d in spend),
         ]
