@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from errors import ConfigurationError, TraceError
 from models.local.attention import NAME
@@ -140,7 +141,7 @@ def load_base(
     """Load a base model for sampling and training; `cache` as in `cache_folder`. With `host` it stays in the machine's
     memory also where there is a GPU."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -148,12 +149,17 @@ def load_base(
         logger.info("slower than it could be: %s", reason)
     source: Any = embedded_folder(cache) if name == EMBEDDED else name
     kind = fast_dtype(cache) if dtype == "auto" else getattr(torch, dtype)
+    tokenizer = _tokenizer(source, name)
     with _built_as_needed(name):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
-        except (OSError, ValueError) as problem:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                source, dtype=kind, attn_implementation=NAME, output_loading_info=True
+            )
+        except (OSError, ValueError, SafetensorError) as problem:
             raise not_loadable(name, str(problem)) from problem
+    if lacking := sorted(found["missing_keys"]):
+        # transformers draws them at random, in each process others, and goes on.
+        raise not_loadable(name, f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
     if torch.cuda.is_available() and not host:
         model = torch.nn.Module.to(model, "cuda")
     model.requires_grad_(False)
@@ -220,9 +226,15 @@ def weights_of(base: BaseModel, cache: str = "") -> str:
 def load_renderer(name: str = EMBEDDED, calls: str = "compact", cache: str = "") -> Renderer:
     """The renderer of a base model from its tokenizer alone: for a process that samples on servers. Of a model in a
     folder no weights need be there. Raises `ConfigurationError` for one without a tokenizer."""
+    return Renderer(_tokenizer(embedded_folder(cache) if name == EMBEDDED else name, name), calls)
+
+
+def _tokenizer(source: Any, name: str) -> Any:
+    """The tokenizer that lies with the weights, or is to be downloaded. Raises `ConfigurationError` where it cannot be
+    read."""
     from transformers import AutoTokenizer
 
     try:
-        return Renderer(AutoTokenizer.from_pretrained(embedded_folder(cache) if name == EMBEDDED else name), calls)
-    except (OSError, ValueError) as problem:
-        raise not_loadable(name, str(problem)) from problem
+        return AutoTokenizer.from_pretrained(source)
+    except Exception as problem:  # tokenizers has no class of its own for a file that it does not understand
+        raise not_loadable(name, f"its tokenizer cannot be read: {problem}") from problem

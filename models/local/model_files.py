@@ -11,6 +11,8 @@ import os
 import re
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from errors import ConfigurationError
 from models.local.shapes import why_not_played
 from settings import machine_settings
@@ -127,4 +129,15 @@ def problem_of_folder(folder: Path) -> str:
         return "config.json is not JSON"
     if not isinstance(config, dict) or not config.get("model_type"):
         return "config.json names no model_type"
-    return "" if any(folder.glob("*.safetensors")) else "the folder holds no *.safetensors"
+    weights = sorted(folder.glob("*.safetensors"))
+    return next(filter(None, map(_damage, weights)), "") if weights else "the folder holds no *.safetensors"
+
+
+def _damage(weights: Path) -> str:
+    """Why a file of weights cannot be read, by its header and its length; "" where it can. A download or a copy that
+    was stopped leaves such a file."""
+    try:
+        with safe_open(weights, "numpy"):
+            return ""
+    except (OSError, SafetensorError) as problem:
+        return f"{weights.name} is damaged or not whole ({problem}), copy or download it again"

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from errors import ConfigurationError
 from models.local.export import export_base
@@ -20,9 +22,9 @@ START = Path(__file__).parents[3] / "docker" / "vllm" / "start.sh"
 def make_model(folder: Path, weights: bytes = b"weights") -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "model-00001.safetensors").write_bytes(weights)
+    for file, held in (("model-00001.safetensors", weights), ("model-00002.safetensors", b"more")):
+        save_file({"weight": np.frombuffer(held, np.uint8)}, folder / file)
     (folder / "model-00001.safetensors").chmod(0o600)  # as safetensors leaves its files
-    (folder / "model-00002.safetensors").write_bytes(b"more")
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     return folder
 

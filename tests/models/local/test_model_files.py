@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from errors import ConfigurationError
 from models.local.model_files import check_base_files
@@ -41,5 +43,10 @@ def test_a_folder_needs_configuration_and_weights(tmp_path: Path) -> None:
     refused("names no model_type")
     config.write_text('{"model_type": "llama"}')
     refused(r"holds no \*.safetensors")
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    weights = tmp_path / "model.safetensors"
+    save_file({"weight": np.ones((8, 8), np.float32)}, weights)
     check_base_files(str(tmp_path))
+    whole = weights.read_bytes()
+    for stopped in (b"", whole[:20], whole[:-1]):  # a download that was stopped
+        weights.write_bytes(stopped)
+        refused(r"model\.safetensors is damaged or not whole.*download it again")

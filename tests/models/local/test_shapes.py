@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from errors import ConfigurationError, ContextOverflow
 from models.local.attention import NAME
-from models.local.base import load_base
+from models.local.base import load_base, load_renderer
 from models.local.decoder import make_decoder
 from models.local.model_files import check_base_config
 from models.local.policy import LocalPolicy
@@ -127,6 +127,26 @@ def test_a_part_that_is_left_out_is_found_when_the_model_is_loaded(
     monkeypatch.setattr("models.local.decoder.head_of", lambda config: (1.0, None))
     with pytest.raises(ConfigurationError, match=r"type granite.*not covered.*nats a token.*give another"):
         load_base(str(tmp_path), "float32")
+
+
+def test_files_that_lack_weights_are_refused(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """transformers would draw them at random, in each process others."""
+    model = tiny_model("llama", vocabulary=len(tiny_tokenizer))
+    tiny_tokenizer.save_pretrained(tmp_path)
+    weights = {name: value for name, value in model.state_dict().items() if "layers.1.mlp.down" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(ConfigurationError, match=r"lack 1 of its weights, such as model\.layers\.1\.mlp\.down"):
+        load_base(str(tmp_path), "float32")
+
+
+def test_a_tokenizer_of_another_format_is_refused_in_words(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    tiny_model("llama", vocabulary=len(tiny_tokenizer)).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model": {"type": "of tomorrow"}}))
+    for load in (load_base, load_renderer):
+        with pytest.raises(ConfigurationError, match=rf"{tmp_path}.*its tokenizer cannot be read.*give"):
+            load(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt", "falcon", "nemotron"])
