@@ -18,7 +18,7 @@ from environments.sandbox.workers import choose_level
 from environments.targets.catalogue import check_target_name
 from environments.task_ids import checked_tasks
 from errors import ConfigurationError, ProviderError
-from models.local.model_files import check_base_config, check_base_files
+from models.local.model_files import EMBEDDED, check_base_config, check_base_files
 from models.objects import files_of
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
@@ -247,12 +247,16 @@ def check_tasks(target: Target, until: str = "") -> None:
 
 
 def check_by_loading(settings: Settings, until: str = "") -> None:
-    """The second part of `preflight`: the target itself, the base model's configuration, a language model's answer.
-    Targets, LiteLLM and transformers take seconds to import. `until` is the last stage, where it is not the whole
-    round."""
+    """The second part of `preflight`: the target itself, the base model's configuration and tokenizer, a language
+    model's answer. Targets, LiteLLM and transformers take seconds to import. `until` is the last stage, where it is not
+    the whole round."""
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
         check_tasks(target, until)
         check_base_config(settings.base_model)
+        if settings.base_model != EMBEDDED:
+            from models.local.base import load_renderer  # torch
+
+            load_renderer(settings.base_model, settings.calls)
         check_user(settings, target)
         check_analyst(settings, target, store)

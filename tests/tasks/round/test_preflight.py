@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from db import ConversationRow, ReleaseRow, ReleaseState, Round, SpendRow, Store, open_store
 from environments.contract import TargetTask
@@ -14,11 +15,12 @@ from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError, TargetError
 from settings import Settings, load_settings
 from tasks.round.analyst import analyst_settings, author_settings, models_of
-from tasks.round.preflight import check_analyst, check_live, check_tasks, least_calls, preflight
+from tasks.round.preflight import check_analyst, check_by_loading, check_live, check_tasks, least_calls, preflight
 from tasks.round.stage import open_context
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TrafficTarget
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
+from tests.shapes_made import tiny_config
 
 FREE = {"prompt_price": 0.0, "sampled_price": 0.0}
 
@@ -235,3 +237,19 @@ def test_a_round_on_another_base_than_the_live_release_is_refused_before_it_is_o
             with pytest.raises(ConfigurationError, match=f"{said}.*rollback --to 0 --target shop"):
                 refused(settings)
         assert store.rows(Round) == []
+
+
+def test_a_base_model_whose_tokenizer_does_not_do_is_refused_before_a_round(
+    settings_folder: Path, tmp_path: Path, tiny_tokenizer: Any
+) -> None:
+    base = tmp_path / "base"
+    tiny_config("llama", vocabulary=len(tiny_tokenizer)).save_pretrained(base)
+    save_file({}, base / "model.safetensors")
+    settings = load_settings(profile="smoke", home=settings_folder, base_model=str(base))
+    with pytest.raises(ConfigurationError, match="its tokenizer cannot be read"):
+        check_by_loading(settings)
+    tiny_tokenizer.save_pretrained(base)
+    check_by_loading(settings)
+    (base / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        check_by_loading(settings)
