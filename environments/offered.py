@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from environments.contract import DEEPEST, Action, Environment, Message, Observation, Prompt, ToolCall, too_deep
+from environments.contract import DEEPEST, Action, Environment, Message, Observation, Prompt, Role, ToolCall, too_deep
 from errors import EnvironmentFault
 
 A = TypeVar("A", bound=Action | None)
@@ -82,6 +82,10 @@ def _refuse_message(message: Message, name: str) -> None:
     """Refuse a message that cannot be rendered and stored; `name` says where it comes from."""
     if not isinstance(message, Message) or not isinstance(message.content, str):
         raise EnvironmentFault(f"{name} gave {message!r:.80} as a message; give contract.Message with a text")
+    if message.role not in get_args(Role):
+        raise EnvironmentFault(
+            f"{name} gave a message with the role {message.role!r:.80}; give one of {', '.join(get_args(Role))}"
+        )
     _refuse_no_unicode(message.content, name)
     if too_deep(message.tool_calls):
         raise EnvironmentFault(f"{name} gave a call that is nested deeper than {DEEPEST}; give a flatter one")

@@ -118,6 +118,12 @@ def refuse_others(tasks: Sequence[Any], split: str) -> None:
             if not isinstance(value, kind):
                 wanted = "a text" if kind is str else "a whole number"
                 raise TargetError(f"task {task.id!r} of {split} has the {name} {value!r:.80}; give {wanted}")
+        try:
+            f"{task.id}{task.family}".encode()
+        except UnicodeEncodeError as problem:  # as names of files may be that are no UTF-8
+            raise TargetError(
+                f"task {task.id!r:.80} of {split} is not named in Unicode ({problem}); clean it"
+            ) from None
 
 
 def refuse_repeats(where: Mapping[str, Sequence[TargetTask]]) -> None:

@@ -45,6 +45,7 @@ REFUSED: dict[str, tuple[Callable[[str], Any], str]] = {
     "another split": (lambda s: [task(s, "test")], "'diagnosis' of diagnosis says that its split is 'test'"),
     "a number": (lambda s: [task(3, s)], "diagnosis holds a task with the id 3; give a text"),
     "no id": (lambda s: [task("", s)], "the id ''; give a text"),
+    "half a character": (lambda s: [task("\ud800", s)], "of diagnosis is not named in Unicode .*; clean it"),
     "no task": (lambda s: [{"id": s}], r"diagnosis holds \{'id': 'diagnosis'\}; give environments.contract.TargetTask"),
     "a generator": (lambda s: (task(s, s) for _ in range(1)), "the tasks of diagnosis are a generator; give a list"),
 }

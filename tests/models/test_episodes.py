@@ -108,6 +108,7 @@ FAULTS = {
     "step gives a text": (giving("step", "done"), "returned str"),
     "step gives no messages": (giving("step", Observation(({"role": "user"},))), "contract.Message"),  # type: ignore[arg-type]
     "step gives bytes": (giving("step", Observation((Message("user", b"x"),))), "contract.Message"),  # type: ignore[arg-type]
+    "step gives an unknown role": (giving("step", Observation((Message("human", "x"),))), "role 'human'; give one of"),  # type: ignore[arg-type]
     "step gives half a character": (giving("step", Observation((Message("user", "\ud800"),))), "not Unicode"),
     "score gives a number": (giving("score", 1.0), "returned float"),
     "reward is NaN": (giving("score", Score(float("nan"), True)), "nan"),
