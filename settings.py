@@ -300,7 +300,10 @@ def _read(kind: type[Read], **given: Any) -> Read:
             raise ConfigurationError(f"{said}{_holder(where)} does not exist; {mend}") from None
         raise ConfigurationError(f"{said}: {first['msg']}; correct it and start again") from None
     except SettingsError as problem:
-        raise ConfigurationError(f"{problem}; correct that variable and start again") from None
+        part = str(problem).partition('"')[2].partition('"')[0]  # its own words name no variable
+        raise ConfigurationError(
+            f"environment variable {variable_of(part)} = (not shown) is no JSON; correct it and start again"
+        ) from None
 
 
 @functools.cache

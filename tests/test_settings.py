@@ -148,7 +148,7 @@ def test_a_broken_file_and_a_broken_variable(settings_folder: Path, monkeypatch:
         load_settings()
     Path("trace.toml").unlink()
     monkeypatch.setenv("TRACE_ROLLOUT", "not json")
-    with pytest.raises(ConfigurationError, match="rollout"):
+    with pytest.raises(ConfigurationError, match=r"variable TRACE_ROLLOUT = \(not shown\) is no JSON"):
         load_settings()
 
 
