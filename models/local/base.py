@@ -152,11 +152,12 @@ def load_base(
     tokenizer = _tokenizer(source, name)
     with _built_as_needed(name):
         try:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, dtype=kind, attn_implementation=NAME, output_loading_info=True
             )
         except (OSError, ValueError, SafetensorError) as problem:
             raise not_loadable(name, str(problem)) from problem
+    model, found = loaded
     if lacking := sorted(found["missing_keys"]):
         # transformers draws them at random, in each process others, and goes on.
         raise not_loadable(name, f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
