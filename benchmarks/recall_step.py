@@ -14,7 +14,7 @@ import statistics
 
 import torch
 
-from benchmarks.floor import CLOCKS
+from benchmarks.floor import CLOCKS, Clock
 from models.local.base import load_base
 from models.training.forward import KeptRows, StepPrefix, token_logprobs
 from models.training.learner import FusedLearner, make_learner
@@ -42,6 +42,33 @@ def pass_through(learner: FusedLearner, rows: list[list[int]]) -> None:
     shared.backward()
 
 
+def seconds(turns: int, dtype: str, clock: Clock) -> dict[str, list[float]]:
+    """Seconds of each turn's step by what its rows are: "new" or "seen"."""
+    base, rows = load_base(dtype=dtype), made_rows(ROWS)
+    spent: dict[str, list[float]] = {"new": [], "seen": []}
+    with adapted(base.policy.model, TrainingSettings()) as (peft, _):
+        learner = make_learner(peft.get_base_model(), base.policy.decoder)
+        assert isinstance(learner, FusedLearner)
+        kept = KeptRows()
+        for turn in range(turns + 1):
+            for kind, found in spent.items():
+                learner.recalled = kept if kind == "seen" else None
+                began = clock()
+                pass_through(learner, rows)
+                if turn:  # the first turn warms up, and fills what is kept
+                    found.append(clock() - began)
+    return spent
+
+
+def ratio(spent: dict[str, list[float]]) -> float:
+    return statistics.median(spent["seen"]) / statistics.median(spent["new"])
+
+
+def figures() -> dict[str, float]:
+    torch.set_num_threads(1)
+    return {"a recall's step, rows seen / new": ratio(seconds(1, "auto", CLOCKS["processor"]))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
@@ -50,23 +77,10 @@ def main() -> None:
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    base, rows, clock = load_base(dtype=given.dtype), made_rows(ROWS), CLOCKS[given.clock]
-    spent: dict[str, list[float]] = {"new": [], "seen": []}
-    with adapted(base.policy.model, TrainingSettings()) as (peft, _):
-        learner = make_learner(peft.get_base_model(), base.policy.decoder)
-        assert isinstance(learner, FusedLearner)
-        kept = KeptRows()
-        for turn in range(given.turns + 1):
-            for kind, seconds in spent.items():
-                learner.recalled = kept if kind == "seen" else None
-                began = clock()
-                pass_through(learner, rows)
-                if turn:  # the first turn warms up, and fills what is kept
-                    seconds.append(clock() - began)
-    kind = str(learner.dtype).removeprefix("torch.")
-    for name, seconds in spent.items():
-        print(f"{name} rows, {kind}: {', '.join(f'{s:.2f}' for s in seconds)} s")
-    print(f"seen / new: {statistics.median(spent['seen']) / statistics.median(spent['new']):.2f}")
+    spent = seconds(given.turns, given.dtype, CLOCKS[given.clock])
+    for name, found in spent.items():
+        print(f"{name} rows: {', '.join(f'{s:.2f}' for s in found)} s")
+    print(f"seen / new: {ratio(spent):.2f}")
 
 
 if __name__ == "__main__":
