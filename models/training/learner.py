@@ -265,7 +265,7 @@ class FusedLearner:
         # Ids of the last prefix, the stream after the frozen layers, and what these made of keys and values.
         self._below: tuple[list[int], torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None = None
         self._head = _Matrix([causal.lm_head.weight.detach()])
-        # Where rows come again, who knows what the frozen layers made of them (`KeptRows`).
+        # What the frozen layers made of rows that come again (`KeptRows`); None where each row comes once.
         self.recalled: Callable[[Frozen, torch.Tensor, torch.Tensor, RowBatch], torch.Tensor] | None = None
 
     @staticmethod
