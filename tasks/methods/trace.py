@@ -122,7 +122,7 @@ def after_training(context: Context, selected: list[str]) -> int:
     if not selected and generalist.comes_first(context) and context.found(SelectResult) is None:
         # What it is shown and practises with leaves over what the smallest round still needs, which has played the
         # diagnosis, and once there is something that practises, its practice's part of it.
-        begun = before_practice(context.store, context.round.id) is not None
+        begun = _has_begun_to_practise(context)
         played = diagnosis * settings.rollout.trials + begun * practice_start(settings, diagnosis)
         return least_episodes(settings, diagnosis, len(tasks), draws) - played
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
@@ -135,6 +135,11 @@ def after_training(context: Context, selected: list[str]) -> int:
         trained += context.found(TrainResult, GENERALIST) is None
     own = [(sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0) for mine in families.values()]
     return proof_episodes(settings, diagnosis, len(tasks), own, draws, trained, played)
+
+
+def _has_begun_to_practise(context: Context) -> bool:
+    """Whether there is something that practises, and nothing is selected for which more would be trained."""
+    return context.found(SelectResult) is None and before_practice(context.store, context.round.id) is not None
 
 
 def after_routing(context: Context) -> int:
@@ -157,12 +162,15 @@ def _own_families(context: Context, capability: str) -> Sequence[str]:
 def for_next_training(context: Context, selected: list[str], left: int) -> int:
     """What the training that begins may take of all that is `left`: its share of what is not needed after all
     trainings (`share_of`). Where that fills no batch of each that waits, the last of them give way, and so does what
-    they would need to be proven: better one that is trained than several that are not."""
+    they would need to be proven: better one that is trained than several that are not. What practises has a batch at
+    least: the smallest round has one among it, which is not kept from it for what comes after."""
     train, still = context.settings.train, _still_in(context, selected)
+    batch = train.groups * train.group_size
     while True:
-        waiting, free = _waiting(context, still), max(0, left - after_training(context, still))
-        if len(waiting) < 2 or free >= len(waiting) * train.groups * train.group_size:
-            return share_of(context, still, free)
+        waiting, free = _waiting(context, still), left - after_training(context, still)
+        if len(waiting) < 2 or free >= len(waiting) * batch:
+            least = batch if free >= 0 and not selected and _has_begun_to_practise(context) else 0
+            return share_of(context, still, max(least, free))
         still.remove(waiting[-1])
 
 
@@ -250,7 +258,7 @@ def _tried_on(settings: Settings) -> int:
 
 def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: bool) -> int:
     """The fewest episodes with which a round can train one capability for one step and prove it; a generalist that
-    comes first plays the diagnosis once more, and is proven beside it."""
+    comes first plays the diagnosis once more, practises for one step, where it practises, and is proven beside it."""
     train, first = settings.train, int(settings.train.generalist_first)
     practice = practice_start(settings, diagnosis)
     if practice:

@@ -314,6 +314,10 @@ def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_f
     assert after_training(context, []) == trace.least_episodes(practises, 6, 6, False) - played
     made.append("what has learnt")
     assert after_training(context, []) == trace.least_episodes(practises, 6, 6, False) - played - 6 > 0
+    # The smallest round has a batch of practice among it: the least budget that is accepted pays for a step of it.
+    kept = after_training(context, [])
+    shares = {more: for_next_training(context, [], kept + more) for more in (-1, 0, batch - 1, batch, 3 * batch)}
+    assert shares == {-1: 0, 0: batch, batch - 1: batch, batch: batch, 3 * batch: 3 * batch}
 
 
 def test_more_seeds_than_anybody_could_wait_for_are_one_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
