@@ -35,6 +35,7 @@ from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed.seed_run import SeedRun, close_round, open_round
 from tasks.operations.devices import check_at_once, check_whole, parts_of_machine
 from tasks.operations.jobs import run_at_once, say_failure
+from tasks.operations.without_effect import without_effect_in
 from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context
 from tasks.round.registry import open_registry
@@ -46,7 +47,7 @@ SEED = (
     "import sys; from models.telemetry.logs import configure; configure(); "
     "from flows.compare_methods import main; raise SystemExit(main(sys.argv[1]))"
 )
-__all__ = ["QUICK", "CompareParameters", "check", "compare_methods"]
+__all__ = ["QUICK", "CompareParameters", "check", "compare_methods", "warn"]
 
 
 class CompareParameters(BaseModel):
@@ -77,6 +78,12 @@ def check(params: CompareParameters) -> Settings:
     check_budget(first, target, names)
     check_files(writable_folder(params.out), first, target)
     return settings
+
+
+def warn(params: CompareParameters, settings: Settings) -> None:
+    """Say which settings have no effect in the rounds that are compared: once, where each seed may be a process."""
+    for said in without_effect_in(settings, chosen(params.methods)):
+        logger.warning("%s", said)
 
 
 @flow(name="compare-methods", flow_run_name="compare methods, seeds {params.seeds}", log_prints=False)

@@ -49,6 +49,7 @@ from tasks.operations.announcements import (
 from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.training_memory import check_training, memory_text
+from tasks.operations.without_effect import without_effect
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import preflight
 from tasks.round.results import GateResult, ReportResult
@@ -103,6 +104,8 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     with failure_announced(settings, bool(deployment.id)):
         check_runner(settings)
         context = open_context(settings, fresh, code_version())
+    for said in without_effect(settings, context.parent):
+        logger.warning("%s", said)
     context.sharing = SharedPlay(context)
     presence = context.store.presence(context.round.id, LEASE_SECONDS, shown_as())
     try:

@@ -84,6 +84,7 @@ def _play(settings: Settings, names: Sequence[str], quick: bool, given: Mapping[
         return flow.CompareParameters(**given, methods=names or (list(flow.QUICK) if quick else []))
 
     flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)), round=False)
+    flow.warn(parameters(flow), settings)
     flow.compare_methods(parameters(flow))
 
 

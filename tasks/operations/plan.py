@@ -23,6 +23,7 @@ from tasks.measuring.gate_plan import noop_tasks, settling_episodes
 from tasks.measuring.lineup import members_of
 from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import check_training, memory_text
+from tasks.operations.without_effect import without_effect
 from tasks.releases.lifecycle import live_release
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
@@ -200,7 +201,8 @@ def rehearse(settings: Settings) -> list[str]:
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
         open_registry(settings, settings.target).champions()
-        plan = plan_of(settings, target, pace_of(store, settings), live_release(store, settings.target))
+        live = live_release(store, settings.target)
+        plan = plan_of(settings, target, pace_of(store, settings), live)
         tasks = {split: len(target.tasks(split)) for split in SPLITS}
         return [
             f"target {settings.target} with {tasks}",
@@ -208,6 +210,7 @@ def rehearse(settings: Settings) -> list[str]:
             f"plan: {plan.text()}",
             f"limits: {limits_text(settings)}",
             f"memory: {memory_text(settings, target)}",
+            *(f"warning: {said}" for said in without_effect(settings, live)),
             *_refused_here(settings),
         ]
 
