@@ -1,8 +1,7 @@
 """The tables. What is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
 
-Change a table here (those of releases are in `db/release_tables.py`, those of methods in `db/method_tables.py`, shards
-in `db/shard_tables.py`) and its dataclass in `db/rows`, move `HEAD`, and let `python -m db.new_migration` write the
-migration; the tests compare the three, and `docs/2-database.md` lists the column.
+Change a table here (or in `db/*_tables.py`) and its dataclass in `db/rows`, move `HEAD`, and let `python -m
+db.new_migration` write the migration; the tests compare the three, and `docs/2-database.md` lists the column.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import db.release_tables
 import db.shard_tables  # noqa: F401  (adds its table)
 from db.values.types import Array, Base, Big, Blob, Count, Created, Id, Json, LongText, Moment, Object, OfRound, Seconds
 
-HEAD = "0005"
+HEAD = "0006"
 VERSION_TABLE = "trace_alembic_version"
 
 
@@ -349,6 +348,7 @@ class Conversation(Base):
     capability: Mapped[str]
     adapter: Mapped[str]
     mode: Mapped[str]
+    release: Mapped[int | None]
     router_version: Mapped[str]
     probabilities: Mapped[Object]
     routing_milliseconds: Mapped[Seconds]

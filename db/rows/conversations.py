@@ -9,11 +9,15 @@ from typing import Any, ClassVar
 
 from db.values.types import utc_now
 
+# The `release` of a conversation that several answered: what is said of it is said of none of them.
+SEVERAL = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationRow:
     """A row of `conversations`: a conversation of the gateway as it stood after its last answer, and the feedback on
-    it. `conversation` is the name that the client knows it by."""
+    it. `conversation` is the name that the client knows it by, `release` the number of the one that answered (0: the
+    bare base; None: kept before this was)."""
 
     TABLE: ClassVar[str] = "conversations"
 
@@ -25,6 +29,7 @@ class ConversationRow:
     capability: str
     adapter: str
     mode: str
+    release: int | None = None
     router_version: str
     probabilities: Mapping[str, float] = field(default_factory=dict)
     routing_milliseconds: float = 0.0

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pandas import isna
 from scipy.stats import fisher_exact
 
 from db import DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
@@ -188,9 +189,11 @@ def _on_tasks(
 
 
 def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall]:
-    """What users said under the live release against what they said under its parent, or under the base before it.
+    """What users said of the live release against what they said of its parent, or of the base before it.
     Nothing where another release came between, or this one was live before: then what came earlier is not the
-    parent's alone. What a client asked of the base, or of one adapter, by its name says nothing of the release."""
+    parent's alone. What a client asked of the base, or of one adapter, by its name says nothing of the release. A
+    gateway that is pinned answers with another release than the live one: a conversation counts for the one that
+    answered, and for what was live when it began where that was not kept."""
     if not _follows_its_parent(store, live):
         return []
     since = _aware(live.live_at or live.created_at)
@@ -198,13 +201,17 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     began = _alone_since(store, live) if parent is None or parent.live_at is None else _aware(parent.live_at)
     # Not as rows: they would bring every conversation's messages.
     text = (
-        "SELECT success, created_at FROM conversations "
+        "SELECT success, created_at, release FROM conversations "
         "WHERE target = :target AND success IS NOT NULL AND mode <> :by_name"
     )
     frame = store.query(text, target=settings.target, by_name=ASKED)
-    said = list(zip(frame["success"], frame["created_at"].map(_moment), strict=True))
-    after = [bool(success) for success, at in said if at >= since]
-    before = [bool(success) for success, at in said if began <= at < since]
+    replaced = parent.number if parent else 0
+    said: dict[int, list[bool]] = {live.number: [], replaced: []}
+    for success, at, release in zip(frame["success"], frame["created_at"].map(_moment), frame["release"], strict=True):
+        if at >= began:
+            by_time = live.number if at >= since else replaced
+            said.setdefault(by_time if isna(release) else int(release), []).append(bool(success))
+    after, before = said[live.number], said[replaced]
     if not after or not before:
         return []
     counts = [[sum(side), len(side) - sum(side)] for side in (after, before)]

@@ -21,6 +21,7 @@ from sqlalchemy import Connection
 
 from db import ConversationRow, Store, row_id
 from db.queries import rows
+from db.rows.conversations import SEVERAL
 from db.values.types import utc_now
 from db.writes import put_rows
 from errors import StoreError
@@ -191,6 +192,7 @@ class TrafficLog:
         if before and _begin_alike(said, before.messages):  # asked again: it takes the place of all that came of it
             replaced = sum(words_of(m)[0] == "assistant" for m in before.messages[len(said) :])
             turns = max(0, turns - replaced)
+        alone = not turns or (before is not None and before.release == routed.release)
         prompt = turn.prompt
         row = ConversationRow(
             id=key,
@@ -201,6 +203,7 @@ class TrafficLog:
             capability=decision.capability,
             adapter=adapter.name if adapter else "",
             mode=decision.mode,
+            release=routed.release if alone else SEVERAL,
             router_version=routed.router,
             probabilities={k or "none": v for k, v in decision.probabilities.items()},
             routing_milliseconds=decision.milliseconds,

@@ -63,8 +63,8 @@ def check(store: Store, revision: str) -> None:
     (release,) = store.rows(ReleaseRow)
     assert (release.id, release.state) == (row_id("release", "shop", 1), ReleaseState.LIVE)
     assert release.members["refund_payment"]["adapter_id"] == adapter.id
-    said = [row.success for row in store.rows(ConversationRow)]
-    assert said == ([] if revision == "0001" else [True])
+    said = [(row.success, row.release) for row in store.rows(ConversationRow)]
+    assert said == ([] if revision == "0001" else [(True, 1 if revision >= "0006" else None)])
     accounts = {row.method: row.episodes for row in store.rows(MethodAccountRow)}
     assert accounts == ({"grpo": 120} if revision >= "0004" else {})
     shards = [(row.part, row.state, row.episodes, row.work) for row in store.rows(ShardRow)]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
+from db.rows.conversations import SEVERAL
 from environments.contract import Draw, Drawable, TargetTask
 from environments.targets.catalogue import load_target
 from errors import AdapterError, ConfigurationError, StoreError
@@ -199,10 +200,10 @@ def test_a_release_of_other_data_cannot_be_watched(world: Any) -> None:
     assert [n.kind for n in world.said] == ["fell"]
 
 
-def conversation(number: int, success: bool | None, when: datetime) -> ConversationRow:
+def conversation(number: int, success: bool | None, when: datetime, release: int | None = None) -> ConversationRow:
     return ConversationRow(
         id=f"c{number}", conversation=str(number), target="shop", base="b", policy_id="p", capability="", adapter="",
-        mode="route", router_version="", success=success, created_at=when,
+        mode="route", router_version="", success=success, created_at=when, release=release,
     )  # fmt: skip
 
 
@@ -231,6 +232,31 @@ def test_what_a_client_asked_of_the_base_by_its_name_is_not_held_against_the_rel
     found = world.watch(roll_back=True)
     assert (found.comparisons[-1].points, found.comparisons[-1].seen) == (0.0, "30 and 30 conversations with feedback")
     assert (found.falls, world.back) == ([], [])
+
+
+def test_feedback_counts_for_the_release_that_answered(world: Any) -> None:
+    """A gateway that is pinned to release 1 goes on with it, one is pinned to release 7, which is neither of the two,
+    and of some conversations the first turns are of release 1 and the last of release 2."""
+    both(world)
+    hour = timedelta(hours=1)
+    said = [conversation(n, True, LIVE_SINCE - hour, 1) for n in range(30)]
+    said += [conversation(100 + n, True, LIVE_SINCE + hour, 2) for n in range(30)]
+    said += [conversation(200 + n, False, LIVE_SINCE + hour, 1) for n in range(20)]
+    said += [conversation(300 + n, False, LIVE_SINCE + hour, 7) for n in range(30)]
+    said += [conversation(400 + n, False, LIVE_SINCE + hour, SEVERAL) for n in range(30)]
+    world.store.put(said)
+    found = world.watch(roll_back=True)
+    traffic = found.comparisons[-1]
+    assert (traffic.points, traffic.seen) == (40.0, "30 and 50 conversations with feedback")
+    assert (found.falls, world.back) == ([], [])
+
+
+def test_feedback_on_the_bare_base_is_the_bases(world: Any) -> None:
+    world.store.put([release(2, ReleaseState.LIVE)])
+    said = [conversation(n, n < 10, LIVE_SINCE - timedelta(hours=1), 0) for n in range(20)]
+    said += [conversation(100 + n, n < 9, LIVE_SINCE + timedelta(hours=1), n % 2 * 2) for n in range(20)]
+    world.store.put(said)
+    assert world.watch().comparisons[-1].seen == "10 and 30 conversations with feedback"
 
 
 def test_what_an_earlier_release_was_told_is_not_the_bases(world: Any) -> None:
