@@ -40,9 +40,9 @@ from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import BUDGET, LARGEST, Settings, load_settings
 from tasks.operations.announcements import (
+    deaths_announced,
     failure_announced,
     settings_announced,
-    tell_deaths,
     tell_failure,
     tell_start,
 )
@@ -194,12 +194,10 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     with settings_announced(bool(deployment.id), target=given.target, home=given.home):
         settings = given.settings()
     died = deaths_before(settings.target)
-    if died:
-        tell_deaths(settings, died)
-    if (way := makes_way()) is not None:
-        return way  # type: ignore[no-any-return]
     try:
-        with contextlib.ExitStack() as held:
+        with deaths_announced(settings, died), contextlib.ExitStack() as held:
+            if (way := makes_way()) is not None:
+                return way  # type: ignore[no-any-return]
             with failure_announced(settings, bool(deployment.id)):
                 check_stage(settings.target, "a whole round")
                 preflight(settings)
@@ -209,7 +207,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
                 check_gpu(settings)
                 check_training(settings)
                 held.enter_context(alone_on(settings.target))
-            return play_round(settings, given.fresh, bool(died))
+            return play_round(settings, given.fresh, died)
     except (TargetBusy, StageHeld) as busy:
         if not deployment.id:
             raise
@@ -217,15 +215,15 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
         return cancelled  # type: ignore[no-any-return]
 
 
-def play_round(settings: Settings, fresh: bool, death_told: bool = False) -> RoundOutcome:
-    """The round, whole; see `improve`. `death_told`: people know already that its last process died."""
+def play_round(settings: Settings, fresh: bool, deaths: dict[str, str] | None = None) -> RoundOutcome:
+    """The round, whole; see `improve`. `deaths` are told with its beginning (`tell_start`)."""
     with opened(settings, fresh) as context:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=open_everything(context))
         plan = plan_of(settings, context.target, pace_of(context.store, settings), context.parent)
         logger.info("plan: %s", plan.text())
         logger.info("memory: %s", memory_text(settings, context.target))
-        tell_start(context, death_told)
+        tell_start(context, deaths)
         for _ in stages(context):
             pass
         written = context.result(ReportResult)

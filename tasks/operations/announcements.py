@@ -25,30 +25,48 @@ def tell_last_run(settings: Settings, work: str, deaths: Mapping[str, str], hung
         idle = f"made no progress for {settings.limits.idle_minutes:g} minutes and ended itself"
         notify(settings, Notice("hung", target, f"the last {work} of {target} {idle}; {hung} says where it stood"))
     elif deaths:
-        text = f"the last {work} of {target} died: {'; '.join(deaths.values())}; this one begins anew"
+        text = f"the last {work} of {target} died: {_ways(deaths)}; this one begins anew"
         notify(settings, Notice("died", target, text, {"runs": list(deaths)}))
 
 
-def tell_deaths(settings: Settings, deaths: Mapping[str, str]) -> None:
-    """Announce that the scheduled runs just before this one died, by their ids: a process that is killed tells
-    nobody."""
+@contextmanager
+def deaths_announced(settings: Settings, deaths: dict[str, str]) -> Iterator[None]:
+    """Within, a run goes as far as its round, and `tell_start` takes its `deaths`: how the scheduled runs just before
+    it died, by their ids. It knows whether one of them hung. What nobody has taken is told at the end: a process that
+    is killed tells nobody."""
+    try:
+        yield
+    finally:
+        if deaths:
+            _tell_deaths(settings, deaths)
+
+
+def _tell_deaths(settings: Settings, deaths: Mapping[str, str]) -> None:
     target = settings.target
     which = "the run before this one" if len(deaths) == 1 else f"the {len(deaths)} runs before this one"
-    text = f"{which} on {target} died: {'; '.join(deaths.values())}; nothing stored is lost, and this run goes on"
+    text = f"{which} on {target} died: {_ways(deaths)}; nothing stored is lost, and this run goes on"
     notify(settings, Notice("died", target, text, {"runs": list(deaths)}))
 
 
-def tell_start(context: Context, death_told: bool = False) -> None:
-    """Announce that the round begins or goes on, and that its last process hung, or died (unless `death_told`)."""
-    this = context.round
+def tell_start(context: Context, deaths: dict[str, str] | None = None) -> None:
+    """Announce that the round begins or goes on, and in one notice that its last process hung, or died. All `deaths`
+    that Prefect knows of are told with it, and taken."""
+    this, known = context.round, dict(deaths or {})
+    if deaths:
+        deaths.clear()
     left = hung_before(context.folder)
     if left is not None:
+        seen: dict[str, Any] = {"runs": list(known)} if known else {}
         _tell(
             context, "hung",
             f"the last run of round {this.number} on {this.target} made no progress for "
-            f"{context.settings.limits.idle_minutes:g} minutes and ended itself; {left} says where it stood",
+            f"{context.settings.limits.idle_minutes:g} minutes and ended itself; {left} says where it stood"
+            + (f" (Prefect saw the end of {_ways(known)})" if known else ""),
+            **seen,
         )  # fmt: skip
-    elif context.left and not death_told:
+    elif known:
+        _tell_deaths(context.settings, known)
+    elif context.left:
         _tell(
             context, "died",
             f"the last run of round {this.number} on {this.target} ended without a word, as one that is killed does; "
@@ -113,6 +131,10 @@ def tell_verdict(context: Context, release: int, verdicts: Mapping[str, str], re
     subject = f"release {release} of {this.target}" if release else f"round {this.number} on {this.target}"
     said = {"promoted": "is live", "underpowered": "could not be judged", "refused": "changes nothing"}[kind]
     _tell(context, kind, f"{subject} {said}: {reasons}", release=release, verdicts=dict(verdicts))
+
+
+def _ways(deaths: Mapping[str, str]) -> str:
+    return "; ".join(deaths.values())
 
 
 def _said(problem: Exception) -> str:

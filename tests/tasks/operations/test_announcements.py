@@ -64,17 +64,57 @@ def test_a_death_is_told_once_by_the_run_that_goes_on(settings: Settings, said: 
     assert "round 1 on shop ended without a word" in said[0].text
 
 
-def test_a_death_that_prefect_knew_of_is_told_once(settings: Settings, said: list[Notice]) -> None:
+DEATHS = {"id-1": "green-griffin (no heartbeat for 75 s)", "id-2": "red-griffin (no word of why)"}
+
+
+@pytest.fixture
+def scheduled(settings: Settings, said: list[Notice], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a deployment after two that Prefect saw die; it comes as far as its round's first stage."""
+    monkeypatch.setattr(flow, "deaths_before", lambda target: dict(DEATHS))
+    monkeypatch.setattr(flow, "preflight", lambda settings: None)
+
+    def stages(context: object) -> None:
+        raise BudgetExceeded("limits.hours = 2 is reached")
+
+    monkeypatch.setattr(flow, "stages", stages)
+
+
+def run(settings: Settings) -> None:
+    with pytest.raises((BudgetExceeded, StoreError)):
+        flow.improve.fn(flow.ImproveParameters(profile="smoke", home=settings.folder))
+
+
+def test_a_death_that_prefect_knew_of_is_told_once(settings: Settings, said: list[Notice], scheduled: None) -> None:
     with flow.opened(settings, fresh=False):
         pass  # the process ends here
-    announcements.tell_deaths(
-        settings, {"id-1": "green-griffin (no heartbeat for 75 s)", "id-2": "red-griffin (no word of why)"}
-    )
-    with flow.opened(settings, fresh=False) as context:
-        tell_start(context, death_told=True)
-    assert [n.kind for n in said] == ["died", "started"]
+    run(settings)
+    assert [n.kind for n in said] == ["died", "started", "budget-reached"]
     assert "the 2 runs before this one on shop died: green-griffin (no heartbeat for 75 s); red-griff" in said[0].text
     assert said[0].details == {"runs": ["id-1", "id-2"]}
+
+
+def test_a_hang_that_prefect_knew_of_as_a_death_is_told_once(
+    settings: Settings, said: list[Notice], scheduled: None
+) -> None:
+    with flow.opened(settings, fresh=False) as context:
+        pass
+    (context.folder / "hung.machine.7.0a.txt").write_text("Thread 0x1 (most recent call first):")
+    run(settings)
+    assert [n.kind for n in said] == ["hung", "started", "budget-reached"]
+    assert "no progress for 60 minutes" in said[0].text
+    assert "red-griffin (no word of why)" in said[0].text
+    assert said[0].details == {"round": 1, "round_id": context.round.id, "runs": ["id-1", "id-2"]}
+
+
+def test_deaths_are_told_by_a_run_that_has_no_round_either(
+    settings: Settings, said: list[Notice], scheduled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(settings: Settings) -> None:
+        raise StoreError("the database does not answer")
+
+    monkeypatch.setattr(flow, "preflight", away)
+    run(settings)
+    assert [(n.kind, n.details) for n in said] == [("died", {"runs": ["id-1", "id-2"]})]
 
 
 def refused(settings: Settings, problem: Exception, scheduled: bool) -> None:
