@@ -162,7 +162,7 @@ class Services:
         }
 
     def programs(self) -> dict[str, list[str]]:
-        """The command of each service."""
+        """The command of each service. The worker plays one run at a time, as in docker/Dockerfile."""
         python, p = sys.executable, self.ports
         serve = [python, "-m", "flows.cli.main", "serve", "--port", str(p.gateway)]
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import boto3
 import pytest
 import yaml
 
+from flows.services import Ports, Services
 from models.objects import files_of
 from settings import Settings, load_settings
 from settings_parts import LimitSettings, UnattendedSettings
@@ -132,3 +134,15 @@ def test_the_image_installs_what_a_storage_needs() -> None:
     done = subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, check=True)
     names = {re.split(r"[^\w-]", text)[0] for text in done.stdout.splitlines()}
     assert {"s3fs", "boto3", "prefect", "mlflow"} <= names
+
+
+def test_every_worker_plays_one_run_at_a_time(settings_folder: Path) -> None:
+    """A round takes the cores and the memory of its machine for its own: two at once would each expect all."""
+    (line,) = re.findall(r"^CMD (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
+    in_image = json.loads(line)
+    by_up = Services(load_settings(), Ports()).programs()["worker"]
+    assert by_up[2:] == in_image
+    assert in_image[-3:-1] == ["--limit", "1"]
+    page = (ROOT / "docs" / "1-running.md").read_text()
+    assert re.findall(r"^    \.venv/bin/(prefect worker start .*)$", page, re.MULTILINE) == [" ".join(in_image)]
+    assert not any("command" in SERVICES[name] for name in ("worker", "worker-gpu"))
