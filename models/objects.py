@@ -1,8 +1,8 @@
 """The files of a home in object storage, under the same paths as in the home (the setting `files`).
 
 The home stays the working folder. What others need is put into the storage before the database says that it is done,
-and fetched from there where the home lacks it. Any backend of fsspec that is installed may hold it; keys are read from
-the environment by the backend, and nothing here logs one.
+and fetched from there where the home lacks it. The backend of fsspec for its scheme (`STORAGES`) has to be installed;
+keys are read from the environment by the backend, and nothing here logs one.
 
 A file or a folder `PATH` of the home is, below the address: `PATH/<SHA-256>` for every content, and
 `PATH/manifest.json`, written last, which says which file has which. So a half upload is never taken for whole, the same
@@ -29,6 +29,8 @@ from errors import ConfigurationError, StoreError, TraceError
 from settings import Settings
 
 MANIFEST = "manifest.json"
+# Schemes of what keeps a file whole, for other machines too. Fsspec has more: memory, archives, servers without rename.
+STORAGES = ("s3", "file", "gs", "gcs", "abfs", "abfss", "az")
 # What waiting does not mend; everything else that a storage says may pass.
 _LASTING = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
 _LASTING_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "InvalidRegionError")
@@ -260,6 +262,11 @@ def check_address(address: str) -> None:
         )
     if not parts.scheme or not (parts.netloc or parts.scheme == "file"):
         raise ConfigurationError(f"files = {address!r} is no address; write s3://BUCKET/PREFIX or file:///FOLDER")
+    if parts.scheme not in STORAGES:
+        raise ConfigurationError(
+            f"files = {address!r}: {parts.scheme!r} is no storage for a home; write s3://BUCKET/PREFIX or "
+            "file:///FOLDER (or gs://, abfs:// with their backends of fsspec)"
+        )
     if parts.scheme == "file" and (parts.netloc or len(parts.path) < 2):
         raise ConfigurationError(f"files = {address!r} is no absolute folder; write file:///FOLDER, three slashes")
     try:
