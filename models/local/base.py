@@ -97,6 +97,7 @@ def _convert(folder: Path) -> None:
     source = embedded_file()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    _draw_no_bars()
     loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
     config = loaded.config.to_dict()
     config.pop("quantization_config", None)
@@ -106,6 +107,17 @@ def _convert(folder: Path) -> None:
     plain.to(torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=FILE).save_pretrained(folder)
     (folder / "complete").write_text(SHA256)
+
+
+def _draw_no_bars() -> None:
+    """Turn off what transformers draws: in a log each step of a bar is a line."""
+    from transformers import modeling_gguf_pytorch_utils
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    # Reading GGUF takes tqdm's own, which heeds no switch of transformers', and TQDM_DISABLE only if set before torch
+    # is imported.
+    modeling_gguf_pytorch_utils.tqdm = transformers_logging.tqdm
 
 
 def slow_because() -> list[str]:
@@ -142,9 +154,8 @@ def load_base(
     memory also where there is a GPU."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
+    _draw_no_bars()
     for reason in slow_because():
         logger.info("slower than it could be: %s", reason)
     source: Any = embedded_folder(cache) if name == EMBEDDED else name

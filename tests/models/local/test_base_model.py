@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers import modeling_gguf_pytorch_utils
 
+from errors import ConfigurationError
 from models.local import base
 from models.local.base import embedded_folder, slow_because
 
@@ -78,3 +82,18 @@ def test_what_makes_a_machine_slower_is_named(
     found = slow_because()
     assert len(found) == len(words)
     assert all(word in reason for word, reason in zip(words, found, strict=True))
+
+
+def test_turning_the_model_into_safetensors_draws_no_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the log of a night each step of one would be a line."""
+
+    def read(cls: Any, *given: Any, **how: Any) -> Any:
+        assert list(modeling_gguf_pytorch_utils.tqdm([1, 2], desc="Converting")) == [1, 2]
+        raise OSError("enough was read")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", classmethod(read))
+    with pytest.raises(ConfigurationError, match="enough was read"):
+        embedded_folder(str(tmp_path))
+    assert capsys.readouterr().err == ""
