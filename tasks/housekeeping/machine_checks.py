@@ -27,7 +27,7 @@ LEAST_BYTES, FEW_BYTES = 1 << 30, 5 << 30
 NO_TOOL = "no GPU is to be seen (no nvidia-smi)"
 # torch's import from a cold disk.
 TORCH_SECONDS = 90.0
-_INSTALL = "pip install -r constraints.txt"
+_INSTALL = "pip install -c constraints.txt -e '.[EXTRA,...]' in the checkout, with the extras in use ('-e .' for none)"
 
 
 def machine_findings(settings: Settings) -> Iterator[Finding]:

@@ -316,6 +316,8 @@ def test_a_planted_fault_is_found_and_nothing_else(
     assert said in found.said
     assert found.do
     assert "secret" not in found.said + found.do
+    # A list of all that was tested is none of what this user asked for.
+    assert "-r constraints.txt" not in found.do
 
 
 def test_a_whole_home_is_well_and_stays_as_it_is(patient: Patient) -> None:
