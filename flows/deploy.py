@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from prefect.client.schemas.filters import (
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, StateType, WorkerStatus
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType, WorkerStatus
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
@@ -106,6 +108,7 @@ def _make_pool(pool: str, kind: str) -> str:
 def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
     """`prefect deploy --all`, which alone reads prefect.yaml."""
     _name_schedules()
+    before = _file_schedules()
     where = project.resolve() if kind == "process" else IN_IMAGE
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     given = {**os.environ, "TRACE_PROJECT": str(where), "TRACE_POOL": pool}
@@ -116,7 +119,41 @@ def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
         )
     with get_client(sync_client=True) as client:
         names = sorted(d.name for d in client.read_deployments(work_pool_filter=_named(pool)))
-    return [f"deployment {name}/{name}" for name in names]
+    return [*(f"deployment {name}/{name}" for name in names), *_taken_back(before, _file_schedules())]
+
+
+def _file_schedules() -> dict[str, str]:
+    """When, and with which parameters, the server has the schedules of prefect.yaml, by the deployments that it has.
+    Whether they are paused is left out: Prefect leaves that as it is."""
+    found: dict[str, str] = {}
+    with get_client(sync_client=True) as client:
+        for name in DEPLOYED:
+            try:
+                schedules = client.read_deployment_by_name(f"{name}/{name}").schedules
+            except ObjectNotFound:
+                continue
+            own = next((s for s in schedules if s.slug == SLUG), None)
+            found[name] = "removed" if own is None else _shown(own)
+    return found
+
+
+def _shown(one: DeploymentSchedule) -> str:
+    when = one.schedule
+    if isinstance(when, CronSchedule) and when.day_or:
+        text = f"{when.cron!r} {when.timezone}"
+    else:
+        text = str(when.model_dump(mode="json", exclude_none=True))
+    return f"{text} with {one.parameters}" if one.parameters else text
+
+
+def _taken_back(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """What is another now that prefect.yaml was read again: also what a person had changed in Prefect's pages."""
+    return [
+        f"schedule of {name}/{name}: it was {was}, and is {after[name]}, as in prefect.yaml; to have another, change "
+        "it there, or pause it and add one in Prefect's pages"
+        for name, was in before.items()
+        if name in after and after[name] != was
+    ]
 
 
 def _name_schedules() -> None:

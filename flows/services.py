@@ -1,9 +1,8 @@
 """All services of a home on one machine, kept running by supervisor: `trace-agent up` and `trace-agent down`.
 
 Prefect's server, MLflow's server, a worker, and the gateway, each a program of one supervisord, which starts again what
-dies; what lives and no longer answers is killed, and so started again, too. Everything that they write lies in the
-home: HOME/up holds the configuration and a log for each, HOME/prefect Prefect's database. They listen on loopback
-alone.
+dies; what lives and no longer answers is killed, and so started again, too. What they write lies in the home: HOME/up
+holds the configuration and a log for each, HOME/prefect Prefect's database. They listen on loopback alone.
 """
 
 from __future__ import annotations
@@ -244,13 +243,14 @@ class Services:
             self.wait_for(name)
         return answers(self.health[name])
 
-    def make_deployments(self) -> None:
-        """What `trace-agent deploy` does, on the server that was started."""
+    def make_deployments(self) -> list[str]:
+        """What `trace-agent deploy` does, on the server that was started; its words on what it took back there."""
         command = [sys.executable, "-m", "flows.cli.main", "deploy", "--project", str(PROJECT)]
         given = self.environment() | {"PYTHONPATH": os.pathsep.join([str(PROJECT), self.environment()["PYTHONPATH"]])}
         done = subprocess.run(command, env=given, cwd=PROJECT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StoreError(f"the deployments were not made: {done.stderr.strip()[-1500:]}")
+        return [line for line in done.stdout.splitlines() if line.startswith("schedule of ")]
 
 
 def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str], object]) -> None:

@@ -87,7 +87,9 @@ def up(
         if serves:
             supervisor.startProcess("gateway", False)
         services.wait_for("prefect")
-        services.make_deployments()  # first: the worker would begin with the nights on which nothing ran
+        # First: the worker would begin with the nights on which nothing ran.
+        for line in services.make_deployments():
+            typer.echo(line, err=True)
         supervisor.startProcess("worker", False)
         services.wait_for("mlflow", "worker")
         # No night waits for the gateway: it may load a large base, or wait for servers that are away.

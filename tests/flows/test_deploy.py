@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
@@ -151,7 +152,7 @@ def test_what_was_paused_or_added_in_prefect_s_pages_outlives_deploy(
             if name != "improve/improve":
                 raise ObjectNotFound(KeyError(name))
             schedules = [
-                SimpleNamespace(id=i, slug=slug, created=datetime(2026, 1, day, tzinfo=UTC), parameters={"of": i})
+                schedule("0 1 * * *", id=i, slug=slug, created=datetime(2026, 1, day, tzinfo=UTC), parameters={"of": i})
                 for i, slug, day in there
             ]
             return SimpleNamespace(id="improve", schedules=schedules)
@@ -167,6 +168,49 @@ def test_what_was_paused_or_added_in_prefect_s_pages_outlives_deploy(
     with pytest.raises(ConfigurationError, match="'prefect deploy --all' failed") as before_the_file:
         deploy_file._deploy_all("trace", "process", ROOT)
     assert str(before_the_file.value).endswith(f": {named}")
+
+
+def test_what_deploy_takes_back_of_the_file_s_own_schedules_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person gave the nights another time, and parameters, and removed the watch's; housekeeping is paused, which
+    Prefect leaves as it is."""
+    night = {"target": "tau2:retail"}
+    there = {
+        "improve": [
+            schedule("0 4 * * *", "Europe/Paris", parameters={"params": night}),
+            schedule("0 5 * * *", slug="x"),
+        ],
+        "watch": [],
+        "housekeeping": [schedule("0 18 * * 0", active=False)],
+    }
+
+    class Deployed(Server):
+        def read_deployment_by_name(self, name: str) -> Any:
+            return SimpleNamespace(id=name, schedules=there[name.partition("/")[0]])
+
+        def read_deployments(self, **asked: Any) -> list[Any]:
+            return [SimpleNamespace(name=name) for name in there]
+
+    def from_the_file(*given: Any, **how: Any) -> Any:
+        there["improve"][0] = schedule("0 2 * * *")
+        there["watch"] = [schedule("0 12 * * *")]
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(deploy_file, "get_client", lambda **given: Deployed())
+    monkeypatch.setattr(deploy_file.subprocess, "run", from_the_file)
+    said = deploy_file._deploy_all("trace", "process", ROOT)
+    assert said[:3] == [f"deployment {name}/{name}" for name in ("housekeeping", "improve", "watch")]
+    instead = "to have another, change it there, or pause it and add one in Prefect's pages"
+    assert said[3:] == [
+        "schedule of improve/improve: it was '0 4 * * *' Europe/Paris with {'params': {'target': 'tau2:retail'}}, and "
+        f"is '0 2 * * *' UTC, as in prefect.yaml; {instead}",
+        f"schedule of watch/watch: it was removed, and is '0 12 * * *' UTC, as in prefect.yaml; {instead}",
+    ]
+
+
+def schedule(cron: str, timezone: str = "UTC", slug: str | None = SLUG, **changes: Any) -> Any:
+    """A schedule of a deployment as Prefect's server gives it."""
+    given = {"schedule": CronSchedule(cron=cron, timezone=timezone), "slug": slug, "parameters": {}} | changes
+    return SimpleNamespace(**given)
 
 
 def test_the_file_says_of_no_schedule_that_it_runs() -> None:
