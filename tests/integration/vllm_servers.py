@@ -62,6 +62,10 @@ class Server:
         given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         given |= {"OMP_NUM_THREADS": str(self.threads)}
         given |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+        # With one thread the engine computes in its own process. vLLM would start a third for the sake of more threads,
+        # and each imports everything anew, one after the other.
+        alone = self.threads == 1
+        given |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if alone else {}
         # The plugin of this checkout goes before the one that was installed with vLLM.
         given |= {"PYTHON": str(PYTHON), "PYTHONPATH": str(PLUGIN)}
         # As the container starts it, so that its weights are compared.
@@ -76,6 +80,7 @@ class Server:
             "--max-lora-rank",
             str(MAX_RANK),
         ]
+        command += ["--distributed-executor-backend", "uni"] if alone else []
         command += ["--enforce-eager", "--logprobs-mode", "processed_logprobs", "--port", str(self.port)]
         command += ["--host", "127.0.0.1", "--max-num-seqs", "32"]
         with self.log.open("ab") as log:
