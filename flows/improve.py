@@ -220,9 +220,11 @@ def play_round(settings: Settings, fresh: bool, deaths: dict[str, str] | None = 
     with opened(settings, fresh) as context:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=open_everything(context))
-        plan = plan_of(settings, context.target, pace_of(context.store, settings), context.parent)
+        pace = pace_of(context.store, settings, context.target)
+        plan = plan_of(settings, context.target, pace, context.parent)
         logger.info("plan: %s", plan.text())
-        logger.info("memory: %s", memory_text(settings, context.target))
+        if plan.trains:
+            logger.info("memory: %s", memory_text(settings, context.target))
         tell_start(context, deaths)
         for _ in stages(context):
             pass

@@ -3,15 +3,16 @@
     at most 2,292 rollouts: 144 diagnosis, 3 x (64 calibration + 4 x 32 to 64 training + 44 choosing + 64 fresh seeds),
     864 evaluation; at most about 12 minutes on this machine
 
-A step of a training plays its batch, and as many batches as `train.collections` says while no group of it teaches. The
-minutes are the pace of the last finished round of the same target, profile and base in this home; without one they
-are not known, and the plan says so.
+Where nothing can be trained, because the target has no generators and no model writes environments, the plan says so
+and counts what such a round plays: diagnosis and test. A step of a training plays its batch, and as many batches as
+`train.collections` says while no group of it teaches. The minutes are the pace of the last finished round of the same
+target, profile and base in this home; without one they are not known, and the plan says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -29,18 +30,25 @@ from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
 from tasks.synthesis.choosing import retained
+from tasks.synthesis.environments import can_train, composes
 from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS, TURNS, first_shown
 from tasks.synthesis.starting import MOST
 from tasks.synthesis.transfer import first_third
 
+# What stands in a plan for what is practised where nothing can be.
+UNTRAINED = (
+    "no training (the target has no generators to compose environments from, and no model is set to write them: "
+    "synthesizer.kind = 'llm', analyst.model)"
+)
+
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`,
-    and `generalist` are those of the adapter that is made of all successes (0: there is none). `seconds` is what an
-    episode took in the last round, all stages included; None: there was none. A step plays `batch` episodes at least
-    and `collections` times as many at most; `transfer` are those of the early check. `written`: a model writes the
-    environments, and what further versions and levels of one play is in no sum."""
+    """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`
+    (0: nothing can be trained), and `generalist` are those of the adapter that is made of all successes (0: there is
+    none). `seconds` is what an episode took in the last round, all stages included; None: there was none. A step plays
+    `batch` episodes at least and `collections` times as many at most; `transfer` are those of the early check.
+    `written`: a model writes the environments, and what further versions and levels of one play is in no sum."""
 
     diagnosis: int
     capabilities: int
@@ -58,6 +66,11 @@ class RoundPlan:
     written: bool = False
 
     @property
+    def trains(self) -> bool:
+        """Whether the round can train anything."""
+        return self.capabilities > 0
+
+    @property
     def rollouts(self) -> int:
         """All of them."""
         training = self.steps * self.batch * self.collections
@@ -70,10 +83,10 @@ class RoundPlan:
         each = f"{self.calibration} calibration + {self.steps} x {self.batch}{most} training"
         each += f" + {self.transfer} transfer" if self.transfer else ""
         each += f" + {self.choosing} choosing" if self.choosing else ""
+        practising = f"{self.capabilities} x ({each} + {self.fresh} fresh seeds)" if self.trains else UNTRAINED
         text = (
-            f"at most {self.rollouts:,} rollouts: {self.diagnosis} diagnosis, {self.capabilities} x ({each} + "
-            f"{self.fresh} fresh seeds), {f'{self.generalist} generalist, ' if self.generalist else ''}"
-            f"{self.evaluation} evaluation"
+            f"at most {self.rollouts:,} rollouts: {self.diagnosis} diagnosis, {practising}, "
+            f"{f'{self.generalist} generalist, ' if self.generalist else ''}{self.evaluation} evaluation"
         )
         if self.written:
             text += "; further versions and levels of a written environment are calibrated and trained in besides"
@@ -88,9 +101,12 @@ def plan_of(
     settings: Settings, target: Target, seconds: float | None = None, live: ReleaseRow | None = None
 ) -> RoundPlan:
     """The plan of a round with these settings that goes on from the release `live` (None: the bare base)."""
-    s, t = settings, settings.train
+    s = settings if composes(settings, target) else _without_generalist(settings)
+    t = s.train
     counts = {split: len(target.tasks(split)) for split in SPLITS}
     most = {split: min(n, s.rollout.tasks or n) for split, n in counts.items()}
+    if not can_train(s, target):
+        return _untrained(s, most, live, least_calls(s, target), seconds)
     # The last checkpoint is compared with what training began from; a single candidate is taken as it is.
     contenders = min(t.candidates, s.training_steps()) + 1 if t.candidates > 1 and s.training_steps() > 1 else 0
     starts = MOST + 1 if t.carries else 0
@@ -132,6 +148,24 @@ def plan_of(
         calls=least_calls(s, target),
         seconds=seconds,
     )
+
+
+def _without_generalist(settings: Settings) -> Settings:
+    """The settings of a round whose environments are not composed: what a model writes makes no generalist."""
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"generalist": 0})})
+
+
+def _untrained(
+    settings: Settings, most: Mapping[str, int], live: ReleaseRow | None, calls: int, seconds: float | None
+) -> RoundPlan:
+    """The plan where nothing can be trained: no adapter is challenged and no candidate evaluated, so what is left is
+    diagnosis, and on test the base, the live release where there is one, and doing nothing."""
+    evaluated = (1 if live is None else 2) * settings.evaluation.trials + 1
+    return RoundPlan(
+        diagnosis=most["diagnosis"] * settings.rollout.trials,
+        capabilities=0, calibration=0, steps=0, batch=0, choosing=0, fresh=0,
+        evaluation=evaluated * most["test"], calls=calls, seconds=seconds,
+    )  # fmt: skip
 
 
 def _champions(live: ReleaseRow | None) -> set[str]:
@@ -180,8 +214,10 @@ def _own_tasks(target: Target, capabilities: int, most: int) -> int:
     return sum(min(most, n) for _, n in own.most_common(capabilities))
 
 
-def pace_of(store: Store, settings: Settings) -> float | None:
-    """Seconds of work an episode in the last finished round of the same target, profile and base; None without one."""
+def pace_of(store: Store, settings: Settings, target: Target | None = None) -> float | None:
+    """Seconds of work an episode in the last finished round of the same target, profile and base; None without one.
+    Only a round that trained says how long another takes, unless nothing of `target` can be trained."""
+    trains = target is None or can_train(settings, target)
     for row in sorted(store.rows(Round, target=settings.target, state=RoundState.DONE), key=lambda r: -r.number):
         if (row.profile, row.config.get("base_model")) != (settings.profile, settings.base_model):
             continue
@@ -189,7 +225,7 @@ def pace_of(store: Store, settings: Settings) -> float | None:
         worked = sum(stage.seconds or 0.0 for stage in store.rows(StageRow, round_id=row.id))
         # A round that had nothing to train says little of one that has.
         trained = any(stage.name.startswith("train:") for stage in store.rows(StageRow, round_id=row.id))
-        if trained and int(frame["n"].iloc[0]):
+        if trained == trains and int(frame["n"].iloc[0]):
             return worked / int(frame["n"].iloc[0])
     return None
 
@@ -202,14 +238,14 @@ def rehearse(settings: Settings) -> list[str]:
         target = target_of(settings, store, client)
         open_registry(settings, settings.target).champions()
         live = live_release(store, settings.target)
-        plan = plan_of(settings, target, pace_of(store, settings), live)
+        plan = plan_of(settings, target, pace_of(store, settings, target), live)
         tasks = {split: len(target.tasks(split)) for split in SPLITS}
         return [
             f"target {settings.target} with {tasks}",
             f"store {store.url}",
             f"plan: {plan.text()}",
             f"limits: {limits_text(settings)}",
-            f"memory: {memory_text(settings, target)}",
+            *([f"memory: {memory_text(settings, target)}"] if plan.trains else []),
             *(f"warning: {said}" for said in without_effect(settings, live)),
             *_refused_here(settings),
         ]

@@ -13,6 +13,7 @@ from environments.synthesized.composed import ComposedEnvironment, CompositionSp
 from environments.synthesized.drawing import first_made
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.contrast import PROBED, SHARE, Contrast, one_answer
+from settings import Settings
 from tasks.round.context import Context
 from tasks.synthesis.llm_synthesizer import accepted_environment
 
@@ -49,6 +50,16 @@ class Keeper(Protocol):
     """Opens something once a round, and closes it with the round (`Context.keep`)."""
 
     def __call__(self, name: str, make: Callable[[], WrittenEnvironment]) -> WrittenEnvironment: ...
+
+
+def composes(settings: Settings, target: Target) -> bool:
+    """Whether a round composes its environments of the target's generators."""
+    return settings.synthesizer.kind != "llm" and isinstance(target, Generators)
+
+
+def can_train(settings: Settings, target: Target) -> bool:
+    """Whether a round can have environments to train in: composed ones, or those that a model writes."""
+    return settings.synthesizer.kind == "llm" or composes(settings, target)
 
 
 def compose(

@@ -35,7 +35,7 @@ from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, RegisterResult
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import FIGURES
-from tasks.synthesis.environments import MASTERED, composed_of, stored_environment
+from tasks.synthesis.environments import MASTERED, composed_of, composes, stored_environment
 from tasks.synthesis.learning.demonstrated import demonstrations
 from tasks.synthesis.learning.recalling import Learnt, learn, successes
 from tasks.synthesis.learning.shown import TURNS, first_shown, show_lacking, show_missing
@@ -109,7 +109,7 @@ def with_generalist(context: Context, selected: Sequence[str], rank: int) -> lis
 
 def _composes(context: Context) -> bool:
     """Whether environments are composed of the target's generators."""
-    return context.settings.synthesizer.kind != "llm" and isinstance(context.target, Generators)
+    return composes(context.settings, context.target)
 
 
 def store_generalist(context: Context, rank: int | None) -> None:

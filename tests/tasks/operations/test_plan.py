@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from db import ReleaseRow, ReleaseState, RoundState, open_store
-from environments.contract import Target
+from environments.contract import Target, TargetTask
 from environments.targets.catalogue import load_target
 from settings import PROFILES, load_settings
 from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
 from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
 from tests.db.store_examples import trajectory
-from tests.tasks.counting_target import target
+from tests.tasks.counting_target import CountingTarget
+from tests.tasks.counting_target import target as fixed
+
+
+class Generating(CountingTarget):
+    """The counting target with generators, so that environments can be composed; it has test tasks alone."""
+
+    def families(self) -> Mapping[str, tuple[str, ...]]:
+        return {"even": ("count",), "odd": ("count",)}
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        return TargetTask(f"{family}-{seed}", "training", family, seed, {"n": 2 * seed + (family == "odd")})
+
+
+target = Generating()
 
 
 def test_the_sentence_adds_up() -> None:
@@ -36,7 +51,7 @@ def test_nothing_that_a_capabilitys_training_may_play_is_left_out(settings_folde
     environment, where what it begins from is played once for the choice of a checkpoint as well."""
 
     def planned(**train: object) -> RoundPlan:
-        return plan_of(load_settings(profile="laptop", train=train), target)
+        return plan_of(load_settings(profile="laptop", train={"practice": 0} | train), target)
 
     once, three = planned(collections=1), planned(collections=3)
     assert three.rollouts - once.rollouts == three.capabilities * 2 * three.steps * three.batch > 0
@@ -70,7 +85,7 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     train = {"demonstrations": 0, "practice": 0}
     last = plan_of(load_settings(profile="laptop", train=train | {"generalist": 5}), target)
     plain = plan_of(load_settings(profile="laptop", train=train | {"generalist": 0}), target)
-    assert last.generalist == plain.fresh, "a target without generators has nothing to show"
+    assert last.generalist == 2 * SCENARIOS * SAMPLES + plain.fresh
     shop = plan_of(load_settings(profile="laptop", train=train | {"generalist": 5}), load_target("shop"))
     assert shop.generalist == 20 * SCENARIOS * SAMPLES + plain.fresh
     for demonstrations, turns in ((0, 2), (3, 1)):
@@ -84,11 +99,40 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     steps, choosing = 2 * given.groups * given.group_size * given.collections, 3 * (given.choosing * 3 // 2)
     more = plan_of(twice, load_target("shop")).generalist - plan_of(before, load_target("shop")).generalist
     assert more == twice.evaluation.routing + steps + choosing
-    assert plan_of(twice, target).generalist == plan_of(before, target).generalist, "without generators nothing to draw"
     diagnosis, validation = (len(target.tasks(split)) for split in ("diagnosis", "validation"))
     assert last.evaluation - plain.evaluation == diagnosis + validation * laptop.evaluation.validation_trials
     assert last.rollouts == plain.rollouts + last.generalist + last.evaluation - plain.evaluation
     assert f", {last.generalist} generalist, " in last.text()
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "night"])
+def test_nothing_is_planned_to_be_trained_without_generators_and_a_writer(settings_folder: Path, profile: str) -> None:
+    """Such a round refuses every environment (`synthesize`), so nothing is challenged, and test has two sides at most:
+    what is live before it and after it is the same."""
+    settings = load_settings(profile=profile)
+    plan, test = plan_of(settings, fixed), len(fixed.tasks("test"))
+    assert plan.rollouts == plan.evaluation == (settings.evaluation.trials + 1) * min(test, settings.rollout.tasks or 9)
+    assert not plan.trains
+    said = plan.text()
+    assert "0 diagnosis, no training (the target has no generators" in said
+    assert not re.search("calibration|fresh seeds|generalist", said)
+    live = ReleaseRow(
+        id="r", target="counting", number=1, round_id="x", base="b", base_revision="r", data_hash="d",
+        members={"count": {"adapter_id": "a"}}, router="", router_path="", state=ReleaseState.LIVE,
+    )  # fmt: skip
+    again = plan_of(settings, fixed, live=live)
+    assert again.evaluation - plan.evaluation == settings.evaluation.trials * min(test, settings.rollout.tasks or 9)
+    assert plan_of(settings, target).trains, "with generators it trains"
+
+
+@pytest.mark.parametrize("written_for", [fixed, target])
+def test_a_model_that_writes_environments_makes_no_generalist(settings_folder: Path, written_for: Target) -> None:
+    given = {"synthesizer": {"kind": "llm"}, "analyst": {"model": "hosted_vllm/any"}}
+    train = {"generalist": 5, "demonstrations": 3, "practice": 2}
+    plan = plan_of(load_settings(profile="laptop", train=train, **given), written_for)
+    without = plan_of(load_settings(profile="laptop", train=train | {"generalist": 0}, **given), written_for)
+    assert plan.trains
+    assert plan == without
 
 
 def test_calibrations_with_advice_and_behind_a_champion_are_planned(settings_folder: Path) -> None:
@@ -153,6 +197,9 @@ def test_the_pace_is_that_of_a_round_that_trained_here(settings_folder: Path) ->
         assert found is not None
         assert 0 <= found < 10
         assert pace_of(store, load_settings(profile="laptop", home=settings_folder)) is None
+        # One that can train nothing takes as long as the last that trained nothing.
+        assert pace_of(store, settings, target) == found
+        assert pace_of(store, settings, fixed) is not None
 
 
 def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
@@ -165,10 +212,12 @@ def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
         assert store.latest_round() is None
 
 
-@pytest.mark.parametrize(("planned", "own"), [(load_target("shop"), 40), (target, len(target.tasks("validation")))])
+@pytest.mark.parametrize(("planned", "own"), [(load_target("shop"), 40), (fixed, len(fixed.tasks("validation")))])
 def test_an_adapter_alone_is_planned_on_its_own_families(planned: Target, own: int, settings_folder: Path) -> None:
     """Of the shop's validation tasks the capability with the most has 56, the next 40; all where nobody knows."""
     settings = load_settings(profile="laptop", evaluation={"own_tasks": 0, "routing": 0})
+    if planned is fixed:
+        settings = settings.model_copy(update={"synthesizer": settings.synthesizer.model_copy(update={"kind": "llm"})})
     one, two = (
         plan_of(settings.model_copy(update={"selection": settings.selection.model_copy(update={"most": n})}), planned)
         for n in (1, 2)
