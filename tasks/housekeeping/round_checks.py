@@ -1,4 +1,5 @@
-"""What the settings ask of the next round, as its preflight looks at it: nothing is played, asked or downloaded."""
+"""What the settings ask of the next round, as its preflight looks at it: nothing is asked or downloaded, and no
+model plays."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from models.providers.simulated_user import user_model
 from models.providers.spending import SpendingCap
 from settings import Settings
 from tasks.housekeeping.findings import Finding, fault, refused, warning, well
+from tasks.mining.kinds import check_kinds
 from tasks.round.analyst import analyst_settings, check_user, models_of
 from tasks.round.preflight import check_approval, check_model, check_tasks, check_trainings
 from tasks.round.traffic import TRAFFIC
@@ -55,7 +57,8 @@ def notices(settings: Settings) -> Finding | None:
 
 
 def target(settings: Settings) -> Finding:
-    """The target loads, has something to learn from, and its simulated user can be asked."""
+    """The target loads, has something to learn from, its checks name capabilities, and its simulated user can be
+    asked."""
     if settings.target == TRAFFIC:
         return well("target", "conversations of users")
 
@@ -63,6 +66,7 @@ def target(settings: Settings) -> Finding:
         with closing(ModelClient(SpendingCap(analyst_settings(settings).limits))) as client:
             loaded = load_target(settings.target, settings.target_user, user_model(settings.target_user, client))
         check_tasks(loaded)
+        check_kinds(settings, loaded)
         check_user(settings, loaded)
 
     try:

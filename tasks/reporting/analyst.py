@@ -1,4 +1,4 @@
-"""What the report says about a language model that labelled trajectories or wrote environments."""
+"""What the report says about labelling, and about a language model that labelled trajectories or wrote environments."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def analyst_warnings(capabilities: Sequence[CapabilityFigures], contrast: Contra
     """What a reader must know before believing the figures."""
     warnings = []
     if contrast:
+        warnings += [f"Checks of the kind '{kind}' are left out: it {why}." for kind, why in contrast.left_out.items()]
         warnings += [f"Labelling run {run} was refused: {why}" for run, why in contrast.refused.items()]
     if contrast and contrast.too_long:
         warnings.append(

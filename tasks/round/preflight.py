@@ -24,6 +24,7 @@ from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
 from settings import Settings, writable_folder
 from settings_parts import shown_variable
+from tasks.mining.kinds import check_kinds
 from tasks.releases.lookup import check_live_base
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
@@ -247,12 +248,14 @@ def check_tasks(target: Target, until: str = "") -> None:
 
 
 def check_by_loading(settings: Settings, until: str = "") -> None:
-    """The second part of `preflight`: the target itself, the base model's configuration and tokenizer, a language
-    model's answer. Targets, LiteLLM and transformers take seconds to import. `until` is the last stage, where it is not
-    the whole round."""
+    """The second part of `preflight`: the target itself and the kinds of its checks, the base model's configuration and
+    tokenizer, a language model's answer. Targets, LiteLLM and transformers take seconds to import. `until` is the last
+    stage, where it is not the whole round."""
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
         check_tasks(target, until)
+        if target.name != TRAFFIC:
+            check_kinds(settings, target)
         check_base_config(settings.base_model)
         if settings.base_model != EMBEDDED:
             from models.local.base import load_renderer  # torch

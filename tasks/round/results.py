@@ -54,7 +54,8 @@ class RolloutResult(StageResult):
 
 
 class ContrastResult(StageResult):
-    """Names of the candidate capabilities, and how many labels they got. The rest is a language model's: which, how
+    """Names of the candidate capabilities, and how many labels they got; `left_out` are kinds of checks that can name
+    none, and why. The rest is a language model's: which, how
     many of its runs were complete, why others were refused, which trajectories were too long or refused by it, which
     (`unread`) were refused when candidates were looked for, and Fleiss' kappa."""
 
@@ -62,6 +63,7 @@ class ContrastResult(StageResult):
     analyst: str
     candidates: list[str]
     labels: int
+    left_out: dict[str, str] = {}
     model: str = ""
     runs: int | None = None
     refused: dict[str, str] = {}

@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 
 import tasks.contrast as contrast_file
-from errors import LabelError, TargetError
+from errors import LabelError
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates, label_matrix
 from tasks.mining.selection import select
+from tasks.reporting.analyst import analyst_warnings
+from tasks.round.results import ContrastResult
 
 
 def run_of(
@@ -196,16 +198,15 @@ def test_candidates_come_from_failed_coverage_with_words_from_the_checks():
     assert discover_candidates(never, outcomes) == ()
 
 
-@pytest.mark.parametrize("kind", ["lookUp", "look.up", "Nachfrage_stellen", "höflich", "look up", ""])
-def test_a_kind_that_cannot_name_a_capability_is_refused_before_anything_is_labelled(
-    monkeypatch: pytest.MonkeyPatch, kind: str
+@pytest.mark.parametrize("kind", ["Polite tone", "generalist", "release"])
+def test_a_kind_that_cannot_name_a_capability_is_left_out_and_nothing_that_was_played_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     checks, outcomes = round_of(tasks=4)
-    stored: list[str] = []
-    monkeypatch.setattr(contrast_file, "store_candidates", lambda store, *given: stored.append("candidates"))
-    monkeypatch.setattr(contrast_file, "store_labels", lambda store, *given: stored.append("labels"))
+    monkeypatch.setattr(contrast_file, "store_candidates", lambda store, *given: None)
+    monkeypatch.setattr(contrast_file, "store_labels", lambda store, *given: None)
 
-    def contrasted(target: str, kind: str) -> None:
+    def contrasted(target: str, kind: str) -> ContrastResult:
         named = checks.assign(kind=checks["kind"].replace("polite_tone_use", kind))
         context = SimpleNamespace(
             store=SimpleNamespace(check_frame=lambda *_, **__: named),
@@ -213,19 +214,18 @@ def test_a_kind_that_cannot_name_a_capability_is_refused_before_anything_is_labe
             settings=SimpleNamespace(selection=SimpleNamespace(runs=2)),
             seed=0,
         )
-        contrast_file._contrast_by_checks(context, outcomes)
+        return contrast_file._contrast_by_checks(context, outcomes)
 
-    with pytest.raises(TargetError, match=f"'mine' has checks of the kind '{kind}', .* in snake_case"):
-        contrasted("mine", kind)
-    assert stored == []
-    for taken in ("generalist", "release"):
-        with pytest.raises(TargetError, match=f"kind '{taken}', which names something else .* another name"):
-            contrasted("mine", taken)
-    assert stored == []
-    contrasted("mine", "polite_tone_2")
-    contrasted("traffic", kind)
-    contrasted("traffic", "generalist")
-    assert stored == ["candidates", "labels"] * 3
+    whole = contrasted("mine", "polite_tone_2")
+    assert (len(whole.candidates), whole.left_out) == (2, {})
+    found = contrasted("mine", kind)
+    assert found.candidates == [name for name in whole.candidates if name != "polite_tone_2"]
+    assert list(found.left_out) == [kind]
+    assert f"checks of the kind {kind!r} are left out: it " in caplog.text
+    (told,) = analyst_warnings([], found)
+    assert "give Check.kind " in told
+    assert "change data_hash" in told
+    assert kind in contrasted("traffic", kind).candidates
 
 
 def test_a_matrix_selects_as_its_rows_do():

@@ -1,0 +1,94 @@
+"""The kinds of a target's checks, which are capabilities to the checks analyst: looked at before anything is played,
+because what is wrong with them would else be found after hours of rollouts."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+from db import GENERALIST
+from environments.contract import Generators, Target, TargetTask
+from environments.picking import in_turn
+from environments.scores import checked_score
+from environments.targets.catalogue import with_scripted_user
+from environments.targets.reference_check import no_op, oracle, play
+from errors import EnvironmentFault, TargetError
+from models.episodes import Guarded
+from settings import Settings
+
+logger = logging.getLogger("trace")
+
+_KIND = re.compile(r"[a-z0-9_]+")
+# The adapter of all successes, and the gate's verdict on a release as a whole, stand beside capabilities by name.
+_TAKEN = (GENERALIST, "release")
+# Tasks that are looked at, of all families in turn, and for how long at most.
+LOOKED_AT, SECONDS = 20, 5.0
+
+
+def nameless(kinds: Iterable[str]) -> dict[str, str]:
+    """Kinds that cannot name a capability, and what to do: adapters, folders and what Prefect shows are named by it."""
+    said = {
+        kind: "names something else in a round; give Check.kind another name"
+        if kind in _TAKEN
+        else "cannot name a capability; give Check.kind in snake_case (a-z, 0-9 and _, such as 'ask_missing_fact')"
+        for kind in kinds
+    }
+    return {kind: why for kind, why in said.items() if kind in _TAKEN or not _KIND.fullmatch(kind)}
+
+
+def check_kinds(settings: Settings, target: Target) -> None:
+    """Raise `TargetError` where the checks analyst could do nothing with the kinds of required checks that the target's
+    reference solutions, and doing nothing, show: one cannot name a capability, or environments would be composed and
+    none of them is a capability of a family. Say so where no check is required at all. A kind that only other episodes
+    show is left out later (`tasks/contrast.py`)."""
+    if settings.analyst.kind != "checks":
+        return
+    kinds = set(_shown(target))
+    for kind, why in nameless(sorted(kinds)).items():
+        raise TargetError(f"target {target.name!r} has checks of the kind {kind!r}, which {why}")
+    if not kinds:
+        logger.warning(
+            "no score of %s had a required check, where its reference solutions and doing nothing were tried: a round "
+            "names what is lacking by Check.kind, so it may find nothing; give Score.checks, or set analyst.kind = "
+            "'llm'",
+            target.name,
+        )
+    elif settings.synthesizer.kind == "generators" and isinstance(target, Generators):
+        _refuse_strangers(target.name, kinds, {need for needs in target.families().values() for need in needs})
+
+
+def _refuse_strangers(name: str, kinds: set[str], tags: set[str]) -> None:
+    """Refuse kinds of which none is a capability that a family needs: nothing could be composed for any of them."""
+    if not kinds & tags:
+        raise TargetError(
+            f"target {name!r} has checks of the kinds {_listed(kinds)}, and its families() need {_listed(tags)}: none "
+            "is in both, so that no environment could be composed for what is lacking; name a capability alike in "
+            "Check.kind and in families()"
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "") or "nothing"
+
+
+def _shown(target: Target) -> Iterator[str]:
+    """Kinds of required checks. An episode that fails shows none: it will tell when it is played."""
+    target, began = with_scripted_user(target), time.monotonic()
+    families: dict[str, list[TargetTask]] = {}
+    for task in target.tasks("diagnosis"):
+        families.setdefault(task.family, []).append(task)
+    for task in in_turn(families.values())[:LOOKED_AT]:
+        if time.monotonic() - began > SECONDS:
+            return
+        for player in (oracle, no_op):
+            try:
+                environment = Guarded.made(target.environment)
+                try:
+                    score = checked_score(play(environment, task, player))
+                finally:
+                    environment.close()
+            except (EnvironmentFault, TargetError):
+                continue
+            yield from (check.kind for check in score.checks if check.required)
