@@ -8,7 +8,6 @@ import logging
 import pandas as pd
 
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
-from tasks.mining.kinds import nameless
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.llm_analyst import LlmAnalyst
 from tasks.round.context import Context
@@ -16,6 +15,7 @@ from tasks.round.results import ContrastResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.traffic import TRAFFIC
+from tasks.targets.kinds import nameless
 
 logger = logging.getLogger("trace")
 

@@ -4,16 +4,14 @@ generators or written by a language model, and validated without a model (method
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from db import GENERALIST, EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
-from environments.validation.apart import not_apart
-from environments.validation.checks import Limits, ValidationVerdict, raised, validate_environment
-from environments.validation.playing import FAULTS, OUTSIDE
+from environments.validation.checks import ValidationVerdict
 from errors import EnvironmentFault, TargetError
 from tasks.measuring.lineup import load_member
 from tasks.round.context import Context
@@ -21,7 +19,7 @@ from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes, success_by_family
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
-from tasks.synthesis.environments import compose, contrasted
+from tasks.synthesis.environments import compose, validated
 from tasks.synthesis.guarded import GuardedTarget
 from tasks.synthesis.learning.generalist import compose_generalist
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
@@ -77,32 +75,6 @@ def _stored(context: Context, capability: str, spec: CompositionSpec, verdict: V
         judged = EnvironmentState.CHECKED if verdict.accepted else EnvironmentState.REJECTED
         store.set_state(EnvironmentRow, identity, judged)
     return identity
-
-
-def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEnvironment, ValidationVerdict]:
-    """The environment with the scenarios for contrast that it needs, and the verdict of its checks."""
-    try:
-        environment, contrast, alone = contrasted(composed)
-    except (EnvironmentFault, TargetError) as fault:
-        return composed, ValidationVerdict(False, (f"contrast: {fault}",), {})
-    content = getattr(composed.target, "content", None)
-    verdict = validate_environment(
-        environment.environment, environment.scenario, limits, contrast=contrast, content=content
-    )
-    reasons = [*([alone] if alone else []), *verdict.reasons, *_not_apart(environment, verdict)]
-    return environment, replace(verdict, accepted=verdict.accepted and not reasons, reasons=tuple(reasons))
-
-
-def _not_apart(environment: ComposedEnvironment, verdict: ValidationVerdict) -> list[str]:
-    """Why the scenarios that were looked at are not apart; nothing where there was none to look at."""
-    searched = verdict.figures.get("scenarios", {}).get("searched", 0)
-    try:
-        scenarios = [environment.scenario(seed) for seed in range(searched)]
-        return not_apart(environment.target, scenarios) if scenarios else []
-    except OUTSIDE:
-        raise
-    except FAULTS as error:  # the target's own code may raise anything
-        return [raised("scenarios", error)]
 
 
 def _composed(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:

@@ -13,10 +13,10 @@ from models.providers.simulated_user import user_model
 from models.providers.spending import SpendingCap
 from settings import Settings
 from tasks.housekeeping.findings import Finding, fault, refused, warning, well
-from tasks.mining.kinds import check_kinds
 from tasks.round.analyst import analyst_settings, check_user, models_of
 from tasks.round.preflight import check_approval, check_model, check_tasks, check_trainings
 from tasks.round.traffic import TRAFFIC
+from tasks.targets.kinds import check_kinds
 from tasks.unattended.notices import check_webhook, left_lying, outbox
 
 WAITING_DAYS = 1.0

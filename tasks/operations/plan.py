@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from db import GENERALIST, ReleaseRow, Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Drawable, Generators, Target
-from errors import ConfigurationError
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.targets.catalogue import with_scripted_user
+from errors import ConfigurationError, EnvironmentFault, TargetError
 from settings import Settings
 from tasks.measuring.gate_plan import noop_tasks, settling_episodes
 from tasks.measuring.lineup import members_of
@@ -29,8 +31,10 @@ from tasks.releases.lifecycle import live_release
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
+from tasks.synthesis.calibration import limits_of
 from tasks.synthesis.choosing import retained
-from tasks.synthesis.environments import can_train, composes
+from tasks.synthesis.environments import can_train, composes, validated
+from tasks.synthesis.guarded import GuardedTarget
 from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS, TURNS, first_shown
 from tasks.synthesis.starting import MOST
 from tasks.synthesis.transfer import first_third
@@ -231,7 +235,8 @@ def pace_of(store: Store, settings: Settings, target: Target | None = None) -> f
 
 
 def rehearse(settings: Settings) -> list[str]:
-    """A dry run, once `preflight` has passed: what would be played, where it would be stored, and what it may take.
+    """A dry run, once `preflight` has passed: what would be played, where it would be stored, what it may take, and
+    whether environments can be composed of the target's generators.
     It opens the registry and the store, but no round. Raises what `check_training` raises."""
     check_training(settings)
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
@@ -245,10 +250,28 @@ def rehearse(settings: Settings) -> list[str]:
             f"store {store.url}",
             f"plan: {plan.text()}",
             f"limits: {limits_text(settings)}",
+            *_composed(settings, with_scripted_user(target)),
             *([f"memory: {memory_text(settings, target)}"] if plan.trains else []),
             *(f"warning: {said}" for said in without_effect(settings, live)),
             *_refused_here(settings),
         ]
+
+
+def _composed(settings: Settings, target: Target) -> list[str]:
+    """What validation says of an environment that is composed of all families of the target, as the round would say
+    only after its rollouts. No model is needed; a few seconds are."""
+    if not composes(settings, target):
+        return []
+    guarded = GuardedTarget(target)
+    families = tuple(sorted(guarded.families()))
+    spec = CompositionSpec(settings.target, guarded.data_hash, GENERALIST, families, (), 0.0, seed=settings.seed)
+    try:
+        _, verdict = validated(ComposedEnvironment(guarded, spec), limits_of(settings.calibration))
+        reasons = verdict.reasons
+    except (EnvironmentFault, TargetError) as fault:
+        reasons = (str(fault),)
+    said = f"refused, and so may be what the round composes of them: {'; '.join(reasons)}" if reasons else "accepted"
+    return [f"generators: an environment of all {len(families)} families is {said}"]
 
 
 def _refused_here(settings: Settings) -> list[str]:

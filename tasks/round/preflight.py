@@ -24,13 +24,13 @@ from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
 from settings import Settings, writable_folder
 from settings_parts import shown_variable
-from tasks.mining.kinds import check_kinds
 from tasks.releases.lookup import check_live_base
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import NOTHING_SAID, TRAFFIC
 from tasks.round.traffic import STAGES as FINDING
+from tasks.targets.kinds import check_kinds
 from tasks.unattended.notices import check_webhook
 from tasks.unattended.servers import check_servers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -12,7 +13,11 @@ from environments.contract import Environment, Generators, Message, Target, Targ
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.drawing import first_made
 from environments.synthesized.written import WrittenEnvironment
+from environments.validation.apart import not_apart
+from environments.validation.checks import Limits, ValidationVerdict, raised, validate_environment
 from environments.validation.contrast import PROBED, SHARE, Contrast, one_answer
+from environments.validation.playing import FAULTS, OUTSIDE
+from errors import EnvironmentFault, TargetError
 from settings import Settings
 from tasks.round.context import Context
 from tasks.synthesis.llm_synthesizer import accepted_environment
@@ -138,6 +143,32 @@ def contrasted(environment: ComposedEnvironment) -> tuple[ComposedEnvironment, C
         return environment, None, reason
     beside = environment.retaining(spec.retention_families, max(spec.retention_share, SHARE))
     return beside, Contrast(lambda task: not beside.own(task)), ""
+
+
+def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEnvironment, ValidationVerdict]:
+    """The environment with the scenarios for contrast that it needs, and the verdict of its checks."""
+    try:
+        environment, contrast, alone = contrasted(composed)
+    except (EnvironmentFault, TargetError) as fault:
+        return composed, ValidationVerdict(False, (f"contrast: {fault}",), {})
+    content = getattr(composed.target, "content", None)
+    verdict = validate_environment(
+        environment.environment, environment.scenario, limits, contrast=contrast, content=content
+    )
+    reasons = [*([alone] if alone else []), *verdict.reasons, *_not_apart(environment, verdict)]
+    return environment, replace(verdict, accepted=verdict.accepted and not reasons, reasons=tuple(reasons))
+
+
+def _not_apart(environment: ComposedEnvironment, verdict: ValidationVerdict) -> list[str]:
+    """Why the scenarios that were looked at are not apart; nothing where there was none to look at."""
+    searched = verdict.figures.get("scenarios", {}).get("searched", 0)
+    try:
+        scenarios = [environment.scenario(seed) for seed in range(searched)]
+        return not_apart(environment.target, scenarios) if scenarios else []
+    except OUTSIDE:
+        raise
+    except FAULTS as error:  # the target's own code may raise anything
+        return [raised("scenarios", error)]
 
 
 def stored_environment(

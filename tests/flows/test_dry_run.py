@@ -10,19 +10,23 @@ import pytest
 from prefect.logging.handlers import APILogHandler
 from typer.testing import CliRunner
 
+from environments.validation.checks import ValidationVerdict
 from errors import ConfigurationError
 from flows.cli.main import app
 from flows.improve import ImproveParameters, improve, run_name, until
 from flows.prefect_server import let_schedules_run
 from settings import Settings
 
+ACCEPTED = ValidationVerdict(True, (), {})
+
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> list[str]:
-    """What `preflight` was asked of; the base model's files are not the matter here."""
+    """What `preflight` was asked of; neither the base model's files nor the shop's generators are the matter here."""
     seen: list[str] = []
     for place in ("tasks.round.preflight.preflight", "flows.improve.preflight"):
         monkeypatch.setattr(place, lambda settings: seen.append(settings.profile))
+    monkeypatch.setattr("tasks.operations.plan.validated", lambda environment, limits: (environment, ACCEPTED))
     return seen
 
 

@@ -13,8 +13,8 @@ from environments.synthesized.composed import ComposedEnvironment, CompositionSp
 from environments.targets.catalogue import load_target
 from environments.validation.apart import not_apart
 from environments.validation.checks import Limits
+from tasks.synthesis.environments import validated
 from tasks.synthesis.guarded import GuardedTarget
-from tasks.synthesize import validated
 from tests.environments.word_environment import Word
 
 LIMITS = Limits(distinct=20, searched=40, episodes=20, attack_seeds=1, replayed=4)

@@ -53,7 +53,7 @@ def settings(settings_folder: Path, tiny_tokenizer: Any, monkeypatch: pytest.Mon
     policy.model.save_pretrained(settings_folder / "base")
     tiny_tokenizer.save_pretrained(settings_folder / "base")
     # A scripted policy solves a target so simple.
-    monkeypatch.setattr("tasks.synthesize.validate_environment", lambda *_, **__: ACCEPTED)
+    monkeypatch.setattr("tasks.synthesis.environments.validate_environment", lambda *_, **__: ACCEPTED)
     with s3_served() as s3:
         places = {name: f"sqlite:///{settings_folder}/{name}.db" for name in ("database", "tracking")}
         given = {**GIVEN, **places, "base_model": "base", "files": f"{s3}/letters"}

@@ -59,7 +59,7 @@ def without_prefect(patch: pytest.MonkeyPatch) -> None:
     for module in ("select", "calibrate", "register", "challenge", "gate"):
         for kind in ("table", "markdown", "link"):
             patch.setattr(f"tasks.{module}.create_{kind}_artifact", lambda *a, **k: None, raising=False)
-    patch.setattr("tasks.synthesize.validate_environment", lambda *given, **more: ACCEPTED)
+    patch.setattr("tasks.synthesis.environments.validate_environment", lambda *given, **more: ACCEPTED)
 
 
 def charged_and_stored(contexts: list[Context]) -> tuple[set[str], set[str]]:

@@ -31,7 +31,21 @@ class Generating(CountingTarget):
         return TargetTask(f"{family}-{seed}", "training", family, seed, {"n": 2 * seed + (family == "odd")})
 
 
-target = Generating()
+class Few(Generating):
+    """Two scenarios of each family."""
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        return super().generate(family, seed % 2)
+
+
+class Swapped(Generating):
+    """Its generator takes the seed first."""
+
+    def generate(self, seed: int, family: str) -> TargetTask:  # type: ignore[override]
+        return super().generate(family, seed // 2)
+
+
+target, few, swapped = Generating(), Few(), Swapped()
 
 
 def test_the_sentence_adds_up() -> None:
@@ -207,9 +221,23 @@ def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
     lines = rehearse(settings)
     assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 2 x \(256 calibration \+ 8 x 32", lines[2])
     assert lines[3] == "limits: 2 hours"
-    assert lines[4].startswith("memory: a training takes at most about ")
+    assert lines[4] == "generators: an environment of all 20 families is accepted"
+    assert lines[5].startswith("memory: a training takes at most about ")
     with open_store(settings.database_url) as store:
         assert store.latest_round() is None
+
+
+def test_a_dry_run_says_why_nothing_could_be_composed(settings_folder: Path) -> None:
+    """As the stage `synthesize` would after all rollouts."""
+
+    def said(name: str) -> str:
+        target = f"tests.tasks.operations.test_plan:{name}"
+        return "\n".join(rehearse(load_settings(profile="smoke", home=settings_folder, target=target)))
+
+    assert "generators: an environment of all 2 families is refused, and so may be what the round " in said("few")
+    assert "4 distinct of 200 seeds; 100 are needed" in said("few")
+    assert "the environment's generate raised TypeError: " in said("swapped")
+    assert not re.search("generators: |memory: ", said("fixed"))
 
 
 @pytest.mark.parametrize(("planned", "own"), [(load_target("shop"), 40), (fixed, len(fixed.tasks("validation")))])

@@ -16,8 +16,8 @@ from environments.targets.catalogue import load_target
 from environments.validation.checks import Limits
 from errors import ConfigurationError
 from tasks import synthesize
+from tasks.synthesis.environments import validated
 from tasks.synthesis.guarded import GuardedTarget
-from tasks.synthesize import validated
 from tests.environments.word_environment import Word
 
 LIMITS = Limits(distinct=5, searched=10, episodes=5, attack_seeds=1, replayed=4)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import product
 
 from db import GENERALIST
 from environments.contract import Generators, Target, TargetTask
 from environments.picking import in_turn
 from environments.scores import checked_score
 from environments.targets.catalogue import with_scripted_user
-from environments.targets.reference_check import no_op, oracle, play
+from environments.targets.reference_check import Player, no_op, oracle, play
 from errors import EnvironmentFault, TargetError
 from models.episodes import Guarded
 from settings import Settings
@@ -39,13 +40,13 @@ def nameless(kinds: Iterable[str]) -> dict[str, str]:
 
 
 def check_kinds(settings: Settings, target: Target) -> None:
-    """Raise `TargetError` where the checks analyst could do nothing with the kinds of required checks that the target's
-    reference solutions, and doing nothing, show: one cannot name a capability, or environments would be composed and
-    none of them is a capability of a family. Say so where no check is required at all. A kind that only other episodes
-    show is left out later (`tasks/contrast.py`)."""
+    """Raise `TargetError` where no episode can be played, and where the checks analyst could do nothing with the kinds
+    of required checks that the target's reference solutions, and doing nothing, show: one cannot name a capability, or
+    environments would be composed and none of the kinds is a capability of a family. Say so where no check is required
+    at all. A kind that only other episodes show is left out later (`tasks/contrast.py`)."""
     if settings.analyst.kind != "checks":
         return
-    kinds = set(_shown(target))
+    kinds = _shown(target)
     for kind, why in nameless(sorted(kinds)).items():
         raise TargetError(f"target {target.name!r} has checks of the kind {kind!r}, which {why}")
     if not kinds:
@@ -73,22 +74,35 @@ def _listed(names: set[str]) -> str:
     return ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "") or "nothing"
 
 
-def _shown(target: Target) -> Iterator[str]:
-    """Kinds of required checks. An episode that fails shows none: it will tell when it is played."""
+def _shown(target: Target) -> set[str]:
+    """Kinds of required checks. Raises `TargetError` where no episode at all can be played; one that fails beside
+    others is told, because an agent that plays like it loses the episode."""
     target, began = with_scripted_user(target), time.monotonic()
     families: dict[str, list[TargetTask]] = {}
     for task in target.tasks("diagnosis"):
         families.setdefault(task.family, []).append(task)
-    for task in in_turn(families.values())[:LOOKED_AT]:
+    shown, faults = list[set[str]](), list[str]()
+    for task, player in product(in_turn(families.values())[:LOOKED_AT], (oracle, no_op)):
         if time.monotonic() - began > SECONDS:
-            return
-        for player in (oracle, no_op):
-            try:
-                environment = Guarded.made(target.environment)
-                try:
-                    score = checked_score(play(environment, task, player))
-                finally:
-                    environment.close()
-            except (EnvironmentFault, TargetError):
-                continue
-            yield from (check.kind for check in score.checks if check.required)
+            break
+        try:
+            shown.append(_kinds(target, task, player))
+        except (EnvironmentFault, TargetError) as fault:
+            what = "its reference solution" if player is oracle else "an agent that does nothing"
+            faults.append(f"task {task.id!r} of target {target.name!r}, played by {what}: {fault}")
+    if faults and not shown:
+        raise TargetError(f"no episode could be played; {faults[0]}")
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        logger.warning(
+            "what fails here without a model loses an agent's episode that fails alike: %s%s", faults[0], more
+        )
+    return set[str]().union(*shown)
+
+
+def _kinds(target: Target, task: TargetTask, player: Player) -> set[str]:
+    environment = Guarded.made(target.environment)
+    try:
+        return {check.kind for check in checked_score(play(environment, task, player)).checks if check.required}
+    finally:
+        environment.close()

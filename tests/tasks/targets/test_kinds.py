@@ -15,8 +15,8 @@ from environments.targets.catalogue import load_target
 from errors import EnvironmentFault, TargetError
 from settings import load_settings
 from tasks.housekeeping.round_checks import target as doctor_s_target
-from tasks.mining.kinds import LOOKED_AT, check_kinds
 from tasks.round.preflight import check_by_loading
+from tasks.targets.kinds import LOOKED_AT, check_kinds
 
 
 class Said:
@@ -116,10 +116,25 @@ def test_scores_without_a_required_check_are_told(settings_folder: Path, caplog:
     assert "analyst.kind = 'llm'" in caplog.text
 
 
-def test_few_episodes_are_looked_at_and_one_that_fails_shows_nothing(settings_folder: Path) -> None:
+def test_few_episodes_are_looked_at_and_those_that_fail_are_told(
+    settings_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = Said.made
-    check(Fixed(solved=("ok",), failed=("broken",)))
+    with caplog.at_level(logging.WARNING, "trace"):
+        check(Fixed(solved=("ok",), failed=("broken",)))
     assert Said.made - before == 2 * LOOKED_AT
+    (told,) = caplog.messages
+    assert "task 'diagnosis-0' of target 'mine', played by an agent that does nothing: " in told
+    assert "no such record" in told
+    assert told.endswith(f"(and {LOOKED_AT - 1} more)")
+
+
+def test_an_environment_that_cannot_be_played_at_all_is_refused(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fixed, "environment", Said((), ()))
+    with pytest.raises(TargetError, match=r"no episode could be played; task 'diagnosis-0' .* 'Said' .* not callable"):
+        check(Fixed())
 
 
 @pytest.mark.parametrize("name", ["shop", "bfcl:single"])

@@ -1,0 +1,1 @@
+"""What is looked at of a target before a round plays anything."""
