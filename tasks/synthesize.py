@@ -15,13 +15,13 @@ from environments.validation.checks import ValidationVerdict
 from errors import EnvironmentFault, TargetError
 from tasks.measuring.lineup import load_member
 from tasks.round.context import Context
-from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
+from tasks.round.results import CalibrateResult, SelectResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes, success_by_family
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
-from tasks.synthesis.environments import compose, validated
+from tasks.synthesis.environments import compose, families_of, validated
 from tasks.synthesis.guarded import GuardedTarget
-from tasks.synthesis.learning.generalist import compose_generalist
+from tasks.synthesis.learning.generalist import beginning_of, compose_generalist, specialists
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
 from tasks.synthesis.starting import trainable_champion
 from tasks.synthesis.transfer import transfer_verdict
@@ -40,7 +40,12 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
         return SynthesizeResult(accepted=False, reasons=[reason])
     composed, reason = _composed(context, capability)
     if composed is not None:
-        reason = _unprovable(context, composed.spec.families)
+        families = composed.spec.families
+        if same := _same_training(context, capability, families):
+            whose = f"those of {same!r}, whose training goes on from the same generalist"
+            reason = f"its families ({', '.join(families)}) are {whose}"
+            return SynthesizeResult(accepted=False, reasons=[reason], same_as=same)
+        reason = _unprovable(context, families)
     if composed is None or reason:
         return SynthesizeResult(accepted=False, reasons=[reason])
     with context.environment:
@@ -98,6 +103,23 @@ def _composed_from(target: GuardedTarget, context: Context, capability: str) -> 
         )
     share = context.settings.calibration.retention_share
     return compose(target, context.round, capability, success, share, version), ""
+
+
+def _same_training(context: Context, capability: str, families: Sequence[str]) -> str:
+    """The capability, selected before this one, whose environment is about the same families and whose training goes on
+    from the same generalist: this one's would be that training once more. "" where there is none."""
+    if capability == GENERALIST:
+        return ""
+    selected = context.result(SelectResult).selected
+    for other in specialists(selected[: selected.index(capability)]):
+        made = context.found(SynthesizeResult, other)
+        if made is None or not made.goes_on or set(families_of(context, other)) != set(families):
+            continue
+        # A champion is its own capability's, and from the bare base nothing goes on.
+        beginning = beginning_of(context, capability)
+        if beginning is not None and beginning == beginning_of(context, other):
+            return other
+    return ""
 
 
 def _unprovable(context: Context, families: Sequence[str]) -> str:

@@ -116,7 +116,7 @@ def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple
             "Selected, but the round trains fewer capabilities (selection.most); another round may take it."
         ]
     if made and not made.accepted:
-        return "unsynthesizable", made.reasons
+        return "postponed" if made.same_as else "unsynthesizable", made.reasons
     if measured and not measured.accepted:
         return "mastered" if measured.mastered else "unsynthesizable", [measured.reason]
     trained = stored.found(TrainResult, name)

@@ -86,7 +86,8 @@ class SelectResult(StageResult):
 class SynthesizeResult(StageResult):
     """The environment's id when it passed validation, else the reasons. `versions` counts those that were written;
     `file` and `sandbox` are a written environment's; `bank` is the id of the module of the bank that it is ("": it was
-    written for this round), `passed_over` says why others of the bank were not taken (by the begin of their hash)."""
+    written for this round), `passed_over` says why others of the bank were not taken (by the begin of their hash).
+    `same_as` is the capability whose training this one's would be once more ("": there is none)."""
 
     stage: ClassVar[str] = "synthesize"
     accepted: bool
@@ -98,6 +99,7 @@ class SynthesizeResult(StageResult):
     spend: dict[str, float] = {}
     bank: str = ""
     passed_over: dict[str, str] = {}
+    same_as: str = ""
 
     @property
     def goes_on(self) -> bool:
