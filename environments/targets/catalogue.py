@@ -167,6 +167,13 @@ def with_scripted_user(target: Target) -> Target:
     return target
 
 
+def without_model(target: Target) -> Target | None:
+    """The target as it can be played without asking a model; None where a model plays the user of somebody's own
+    target, which has no other."""
+    scripted = with_scripted_user(target)
+    return None if model_of_user(str(getattr(scripted, "user", ""))) else scripted
+
+
 def check_target_name(name: str) -> None:
     """Raise `TargetError` for a name that no target can have, listing what exists and what is close; nothing is
     loaded, so the target behind a good name may still lack something."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from db import GENERALIST, ReleaseRow, Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Drawable, Generators, Target
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
-from environments.targets.catalogue import with_scripted_user
+from environments.targets.catalogue import without_model
 from errors import ConfigurationError, EnvironmentFault, TargetError
 from settings import Settings
 from tasks.measuring.gate_plan import noop_tasks, settling_episodes
@@ -250,17 +250,17 @@ def rehearse(settings: Settings) -> list[str]:
             f"store {store.url}",
             f"plan: {plan.text()}",
             f"limits: {limits_text(settings)}",
-            *_composed(settings, with_scripted_user(target)),
+            *_composed(settings, without_model(target)),
             *([f"memory: {memory_text(settings, target)}"] if plan.trains else []),
             *(f"warning: {said}" for said in without_effect(settings, live)),
             *_refused_here(settings),
         ]
 
 
-def _composed(settings: Settings, target: Target) -> list[str]:
+def _composed(settings: Settings, target: Target | None) -> list[str]:
     """What validation says of an environment that is composed of all families of the target, as the round would say
     only after its rollouts. No model is needed; a few seconds are."""
-    if not composes(settings, target):
+    if target is None or not composes(settings, target):
         return []
     guarded = GuardedTarget(target)
     families = tuple(sorted(guarded.families()))

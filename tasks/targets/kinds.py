@@ -13,7 +13,7 @@ from db import GENERALIST
 from environments.contract import Generators, Target, TargetTask
 from environments.picking import in_turn
 from environments.scores import checked_score
-from environments.targets.catalogue import with_scripted_user
+from environments.targets.catalogue import without_model
 from environments.targets.reference_check import Player, no_op, oracle, play
 from errors import EnvironmentFault, TargetError
 from models.episodes import Guarded
@@ -43,10 +43,12 @@ def check_kinds(settings: Settings, target: Target) -> None:
     """Raise `TargetError` where no episode can be played, and where the checks analyst could do nothing with the kinds
     of required checks that the target's reference solutions, and doing nothing, show: one cannot name a capability, or
     environments would be composed and none of the kinds is a capability of a family. Say so where no check is required
-    at all. A kind that only other episodes show is left out later (`tasks/contrast.py`)."""
-    if settings.analyst.kind != "checks":
+    at all. A kind that only other episodes show is left out later (`tasks/contrast.py`). Nothing is looked at where a
+    model would be paid for playing the user."""
+    playable = without_model(target)
+    if settings.analyst.kind != "checks" or playable is None:
         return
-    kinds = _shown(target)
+    kinds = _shown(playable)
     for kind, why in nameless(sorted(kinds)).items():
         raise TargetError(f"target {target.name!r} has checks of the kind {kind!r}, which {why}")
     if not kinds:
@@ -77,7 +79,7 @@ def _listed(names: set[str]) -> str:
 def _shown(target: Target) -> set[str]:
     """Kinds of required checks. Raises `TargetError` where no episode at all can be played; one that fails beside
     others is told, because an agent that plays like it loses the episode."""
-    target, began = with_scripted_user(target), time.monotonic()
+    began = time.monotonic()
     families: dict[str, list[TargetTask]] = {}
     for task in target.tasks("diagnosis"):
         families.setdefault(task.family, []).append(task)
