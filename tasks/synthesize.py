@@ -108,10 +108,10 @@ def _composed_from(target: GuardedTarget, context: Context, capability: str) -> 
 def _same_training(context: Context, capability: str, families: Sequence[str]) -> str:
     """The capability, selected before this one, whose environment is about the same families and whose training goes on
     from the same generalist: this one's would be that training once more. "" where there is none."""
-    if capability == GENERALIST:
+    found = context.found(SelectResult)
+    if capability == GENERALIST or found is None or capability not in found.selected:
         return ""
-    selected = context.result(SelectResult).selected
-    for other in specialists(selected[: selected.index(capability)]):
+    for other in specialists(found.selected[: found.selected.index(capability)]):
         made = context.found(SynthesizeResult, other)
         if made is None or not made.goes_on or set(families_of(context, other)) != set(families):
             continue
