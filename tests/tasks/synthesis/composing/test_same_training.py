@@ -63,7 +63,7 @@ def test_the_same_families_from_the_same_generalist_are_trained_once(
     beginnings: Mapping[str, tuple[str, str] | None],
     accepted: list[bool],
 ) -> None:
-    monkeypatch.setattr(module, "beginning_of", lambda context, capability: beginnings[capability], raising=False)
+    monkeypatch.setattr(module, "beginning_of", lambda context, capability: beginnings[capability])
     made = {capability: synthesize.do(context, capability) for capability in SELECTED}
     assert [result.goes_on for result in made.values()] == accepted
     for capability, result in made.items():
