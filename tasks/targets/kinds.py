@@ -30,13 +30,15 @@ LOOKED_AT, SECONDS = 20, 5.0
 
 def nameless(kinds: Iterable[str]) -> dict[str, str]:
     """Kinds that cannot name a capability, and what to do: adapters, folders and what Prefect shows are named by it."""
-    said = {
-        kind: "names something else in a round; give Check.kind another name"
-        if kind in _TAKEN
-        else "cannot name a capability; give Check.kind in snake_case (a-z, 0-9 and _, such as 'ask_missing_fact')"
-        for kind in kinds
-    }
-    return {kind: why for kind, why in said.items() if kind in _TAKEN or not _KIND.fullmatch(kind)}
+    found: dict[str, str] = {}
+    for kind in kinds:
+        if kind in _TAKEN:
+            found[kind] = "names something else in a round; give Check.kind another name"
+        elif not _KIND.fullmatch(kind):
+            found[kind] = (
+                "cannot name a capability; give Check.kind in snake_case (a-z, 0-9 and _, such as 'ask_missing_fact')"
+            )
+    return found
 
 
 def check_kinds(settings: Settings, target: Target) -> None:

@@ -57,7 +57,7 @@ def comes_first(context: Context) -> bool:
     """Whether the round makes its generalist before it looks for what is lacking: from demonstrations, where none is
     live that has learnt from them."""
     asked = context.settings.train.generalist_first
-    return asked and not champion_of(context, GENERALIST) and _composes(context)
+    return asked and not champion_of(context, GENERALIST) and composes(context.settings, context.target)
 
 
 def beginning_of(context: Context, capability: str) -> tuple[str, str] | None:
@@ -91,7 +91,7 @@ def wanted(context: Context, selected: Sequence[str]) -> bool:
     asked = context.settings.train.generalist and len(selected) >= max(1, _fewest(context))
     if not asked or comes_first(context):
         return False
-    if not _composes(context):
+    if not composes(context.settings, context.target):
         logger.warning("no generalist is made: environments that a model writes are not brought together in one")
         return False
     return True
@@ -105,11 +105,6 @@ def with_generalist(context: Context, selected: Sequence[str], rank: int) -> lis
         return [*selected, GENERALIST]
     first = comes_first(context) and context.found(RegisterResult, GENERALIST)
     return [*selected, GENERALIST] if first else list(selected)
-
-
-def _composes(context: Context) -> bool:
-    """Whether environments are composed of the target's generators."""
-    return composes(context.settings, context.target)
 
 
 def store_generalist(context: Context, rank: int | None) -> None:
