@@ -109,15 +109,25 @@ class Answer(Generic[Reply]):
 
 
 class Analyst:
-    """Asks one model through a client. Safe to use from any thread, also from inside an event loop."""
+    """Asks one model through a client. Safe to use from any thread, also from inside an event loop.
 
-    def __init__(self, settings: AnalystSettings, client: ModelClient, cache: ReplyCache) -> None:
+    `moved` is called for each answer of `ask_many`, in its caller's thread: many questions may take hours, and whoever
+    watches this process for a hang sees that it works.
+    """
+
+    def __init__(
+        self,
+        settings: AnalystSettings,
+        client: ModelClient,
+        cache: ReplyCache,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
         if not settings.model:
             raise ConfigurationError(
                 "no model is configured for the analyst; set TRACE_ANALYST__MODEL (LiteLLM's name of a model) or use "
                 "the analyst 'checks', which needs none"
             )
-        self.settings, self.client, self._cache = settings, client, cache
+        self.settings, self.client, self._cache, self._moved = settings, client, cache, moved
         if settings.max_dollars and settings.price is None and price_of(settings.model) is None:
             raise ConfigurationError(
                 f"the price of {settings.model!r} is unknown: a cap of {settings.max_dollars} dollars cannot hold; "
@@ -149,9 +159,12 @@ class Analyst:
 
         Raises the other errors of `ask`, after everything that was under way has ended and is in the cache.
         """
-        pool = ThreadPoolExecutor(self.settings.concurrency, "analyst")
+        pool, found = ThreadPoolExecutor(self.settings.concurrency, "analyst"), list[Answer[Reply] | Exception]()
         try:
-            found = list(pool.map(self._ask_or_error, questions))
+            for result in pool.map(self._ask_or_error, questions):
+                found.append(result)
+                if isinstance(result, Answer):
+                    self._moved()
         except BaseException:  # the user stops it: what is under way ends at its next wait, the rest is not asked
             self.close()
             raise

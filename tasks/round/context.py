@@ -37,6 +37,7 @@ from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import first_opening
 from tasks.unattended.limits import RoundLimits
 from tasks.unattended.progress import Stopwatch
+from tasks.unattended.stalls import pulse
 
 
 class Closable(Protocol):
@@ -252,7 +253,7 @@ class Context:
     def analyst(self) -> Analyst:
         """The round's client of the language model that labels and judges."""
         how = analyst_settings(self.settings)
-        return self.keep("analyst", lambda: Analyst(how, self.client, StoredReplies(self.store)))
+        return self.keep("analyst", lambda: Analyst(how, self.client, StoredReplies(self.store), pulse))
 
     @property
     def author(self) -> Analyst:

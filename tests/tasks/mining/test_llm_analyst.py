@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,17 @@ from db import CapabilityRow, LabelRow, Store, TrajectoryRow, open_store, row_id
 from errors import LabelError, ProviderError
 from models.providers.analyst import Refused
 from models.providers.litellm_client import CallFailed
+from settings import load_settings
 from tasks.mining import llm_analyst
 from tasks.mining.discovery import discover_readable
-from tasks.mining.labelling import MiningSettings, Transcript, shown_of
+from tasks.mining.labelling import MiningSettings, Transcript, label, shown_of
 from tasks.mining.llm_analyst import LlmAnalyst
 from tasks.mining.selection import CapabilitySelection
+from tasks.round.context import Context
 from tasks.round.stored import StoredRound
-from tests.tasks.mining.test_labelling import CONTEXT, TRANSCRIPTS, ScriptedAsker, answer_to
+from tasks.unattended.stalls import watched
+from tests.models.providers.scripted_analyst import ScriptedAnalyst, good
+from tests.tasks.mining.test_labelling import CANDIDATES, CONTEXT, TRANSCRIPTS, ScriptedAsker, answer_to
 
 
 @pytest.fixture
@@ -163,3 +168,20 @@ def test_the_judges_are_asked_of_what_was_selected_and_what_they_say_is_stored(t
     assert rows["check_before_cancel"][0]
     assert rows["be_polite"] == (True, "")
     store.close()
+
+
+def test_a_labelling_is_seen_to_move_by_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take hours, and a process in which nothing moves for one is ended as hanging."""
+    looked: list[int] = []
+    monkeypatch.setattr("tasks.unattended.stalls._arm", lambda: looked.append(1))
+    monkeypatch.setattr("tasks.unattended.stalls.MOST_OFTEN", 0.0)
+    with (
+        ScriptedAnalyst(lambda number, request: good(answer_to(request))) as server,
+        open_store(f"sqlite:///{tmp_path / 'trace.db'}") as store,
+    ):
+        how = {"kind": "llm", "model": "hosted_vllm/any", "api_base": server.api_base}
+        at = store.start_round("shop", "hash", 0, "test", {})
+        with closing(Context(load_settings(home=tmp_path, analyst=how), store, at)) as context:
+            with watched(1, tmp_path):
+                label(context.analyst, TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(runs=4))
+            assert len(looked) == 1 + len(server.requests) == 13
