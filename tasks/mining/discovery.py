@@ -41,8 +41,8 @@ def discover_readable(
     """`discover`, without the conversations that are refused also alone.
 
     Others take their place only where no failed or no passed one of those shown is left. Raises `LabelError` where
-    every conversation is refused, the `Refused` of the whole where none of them is, alone, and the `ProviderError` of
-    a call that failed: what was answered is kept."""
+    every conversation is refused, `Refused` with what to do where none of them is, alone, and the `ProviderError` of a
+    call that failed: what was answered is kept."""
     refused, read, left = dict[str, str](), set[str](), list(transcripts)
     while True:
         try:
@@ -51,7 +51,10 @@ def discover_readable(
             shown = shown_of(left, settings)
             found = _refused(analyst, [t for t in shown if t.id not in read], context, settings)
             if not found:  # each may be read: it is their length together, or the question itself
-                raise problem
+                raise Refused(
+                    f"{problem}; none of the {len(shown)} conversations was refused alone: if they are too long "
+                    "together, lower analyst.trajectory_tokens, else take another model"
+                ) from problem
         refused |= found
         read |= {t.id for t in shown}
         logger.warning(

@@ -125,7 +125,8 @@ def test_refusals_that_leave_no_contrast_find_nothing_and_those_of_all_fail(stor
     assert (found.candidates, len(found.unread), store.rows(CapabilityRow)) == ([], 1, [])
     with pytest.raises(LabelError, match="every one of 12 trajectories is refused: the provider's filter stopped it"):
         contrasted(store, naming("### T1"), TRANSCRIPTS)
-    with pytest.raises(Refused, match="filter"):  # none of them is what it is refused for
+    said = "filter stopped it; none of the 12 conversations was refused alone: .* lower analyst.trajectory_tokens"
+    with pytest.raises(Refused, match=said):
         contrasted(store, naming("### T1", alone=False), [*failed, *passed])
 
 
