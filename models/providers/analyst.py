@@ -8,6 +8,7 @@ a cache of replies in the database. The cap that stops before the call that woul
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from models.providers.litellm_client import CallFailed, Completion, ModelCall, e
 from models.providers.spending import Limits, Spent
 
 Reply = TypeVar("Reply", bound=BaseModel)
+_FENCED = re.compile(r"\s*```\w*\s*(.*?)(?:```)?\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -346,13 +348,17 @@ def _checked(question: Question[Reply], reply: Completion) -> Reply:
 
 
 def _parse(question: Question[Reply], content: str) -> Reply:
-    text = content.strip()
-    if text.startswith("```"):
-        text = text.removeprefix("```json").removeprefix("```").removesuffix("```")
-    value = question.schema.model_validate_json(text)
+    value = question.schema.model_validate_json(unfenced(content))
     if question.check is not None:
         question.check(value)
     return value
+
+
+def unfenced(text: str) -> str:
+    """The text without the fence that a model may put around the whole of it, with the name of a language or without;
+    any other text as it is."""
+    fenced = _FENCED.fullmatch(text)
+    return fenced[1] if fenced else text
 
 
 def _what_is_wrong(error: ValueError, reply: Completion, max_tokens: int) -> str:

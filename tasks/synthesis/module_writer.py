@@ -25,7 +25,7 @@ from environments.validation.need import Materials
 from environments.validation.playing import FAULTS
 from environments.validation.repeats import Source
 from errors import EnvironmentFault, ProviderError, TargetError, TraceError
-from models.providers.analyst import Answer, Question, unanswered
+from models.providers.analyst import Answer, Question, unanswered, unfenced
 from tasks.synthesis.author_request import Brief, Synthesis, Version, author_messages
 from tasks.unattended.stalls import pulse
 
@@ -89,7 +89,8 @@ def synthesize(
                 raise
             version = Version(number, "", "", False, (f"model: {error}",), {}, str(level), "")
         else:
-            version = judge_module(answer.value.module, answer.request_hash, brief, calibrate, rules.limits, tried)
+            source = unfenced(answer.value.module)  # shown worked examples between fences, some models write their own
+            version = judge_module(source, answer.request_hash, brief, calibrate, rules.limits, tried)
         keep(version)
         tried.append(version)
     return Synthesis(brief.capability, "accepted", tuple(tried))

@@ -161,6 +161,14 @@ def test_calibration_comes_last_and_its_reasons_go_back(run):
     assert "success rate 0.9 is above 0.6" in server.requests[1]["messages"][-1]["content"]
 
 
+@pytest.mark.parametrize("before", ["```python\n", "```\n", "\n```py\n"])
+def test_a_fence_around_the_module_is_no_part_of_it(run, before):
+    synthesis, server, _ = run(in_turn(module(f"{before}{SOUND}```\n")))
+    assert [version.reasons for version in synthesis.versions] == [()]
+    assert synthesis.accepted.source == SOUND
+    assert len(server.requests) == 1
+
+
 def test_a_module_that_breaks_down_in_calibration_is_a_refused_version(run):
     def calibrate(opened):
         raise SandboxError("killed by SIGKILL")
