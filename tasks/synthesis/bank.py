@@ -87,10 +87,15 @@ def bank_of(store: Store, target: str | None = None) -> list[BankEntry]:
 
 def nearest(bank: Sequence[BankEntry], capability: str, definition: str) -> list[BankEntry]:
     """The entries to try for a capability, at most `TRIED`: those that were promoted with before the others, then the
-    nearest, then the newest."""
+    nearest, then the newest. Unusable ones among them are told and do not count."""
     near = [(likeness(entry, capability, definition), entry) for entry in bank]
     order = sorted((pair for pair in near if pair[0] >= NEAR), key=lambda p: (not p[1].promoted, -p[0], -p[1].round))
-    return [entry for _, entry in order[:TRIED]]
+    found: list[BankEntry] = []
+    for _, entry in order:
+        if sum(not other.unusable for other in found) == TRIED:
+            break
+        found.append(entry)
+    return found
 
 
 def likeness(entry: BankEntry, capability: str, definition: str) -> float:

@@ -109,8 +109,10 @@ def test_the_nearest_are_tried_and_what_was_promoted_with_comes_first() -> None:
     assert len(nearest([same] * 9, *given)) == 3
 
 
-def test_a_module_of_another_contract_says_so() -> None:
-    old = replace(ENTRY, contract=1)
+def test_a_module_of_another_contract_says_so_and_takes_no_other_ones_place() -> None:
+    old = replace(ENTRY, contract=1, promoted=True)
+    given = [*[old] * 3, *[ENTRY] * 4]
+    assert [not e.unusable for e in nearest(given, ENTRY.capability, ENTRY.definition)] == [False] * 3 + [True] * 3
     assert old.unusable.startswith(f"it was written for version 1 of the module contract, this is version {VERSION}")
     assert old.as_dict()["unusable"] == old.unusable
     assert "code" not in old.as_dict()
