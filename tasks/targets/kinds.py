@@ -45,8 +45,17 @@ def check_kinds(settings: Settings, target: Target) -> None:
     """Raise `TargetError` where no episode can be played, and where the checks analyst could do nothing with the kinds
     of required checks that the target's reference solutions, and doing nothing, show: one cannot name a capability, or
     environments would be composed and none of the kinds is a capability of a family. Say so where no check is required
-    at all. A kind that only other episodes show is left out later (`tasks/contrast.py`). Nothing is looked at where a
-    model would be paid for playing the user."""
+    at all, and where a model names what is lacking and environments are composed by name. A kind that only other
+    episodes show is left out later (`tasks/contrast.py`). Nothing is looked at where a model would be paid for playing
+    the user."""
+    if settings.analyst.kind == "llm" and settings.synthesizer.kind == "generators" and isinstance(target, Generators):
+        logger.warning(
+            "analyst.kind = 'llm' has a model name what is lacking, and environments are composed of the generators of "
+            "%s for the names that its families() need alone (%s): for any other name nothing is trained; set "
+            "synthesizer.kind = 'llm' to have environments written for it",
+            target.name,
+            _listed({need for needs in target.families().values() for need in needs}),
+        )
     playable = without_model(target)
     if settings.analyst.kind != "checks" or playable is None:
         return

@@ -109,6 +109,17 @@ def test_kinds_that_no_family_needs_are_refused_where_environments_would_be_comp
     check(Fixed(solved=("refunds",)))
 
 
+def test_names_of_a_model_that_nothing_is_composed_for_are_told(
+    settings_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named, target = {"kind": "llm", "model": "hosted_vllm/any"}, Generating(solved=("refund_order",))
+    check(Fixed(), analyst=named)
+    check(target, analyst=named, synthesizer={"kind": "llm"})
+    assert not caplog.records
+    check(target, analyst=named)
+    assert "families() need alone ('refund_order'): for any other name nothing is trained" in caplog.text
+
+
 def test_scores_without_a_required_check_are_told(settings_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "trace"):
         check(Generating(solved=("ok?",)))
