@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from db import EnvironmentRow, EnvironmentState, SpendRow, Store
 from environments.sandbox.workers import SandboxLevel
+from models.providers.litellm_client import price_of
 from settings import Settings
 from tasks.reporting.capabilities import banked
 from tasks.reporting.figures import AnalystFigures, CapabilityFigures
+from tasks.round.analyst import models_of
 from tasks.round.results import ContrastResult
 from tasks.synthesis.llm_synthesizer import UNCONFINED
 from tasks.synthesis.module_writer import STAGE as WRITING
@@ -61,9 +64,28 @@ def _each(store: Store, round_id: str, written: Sequence[SpendRow]) -> dict[str,
     return found
 
 
-def analyst_warnings(capabilities: Sequence[CapabilityFigures], contrast: ContrastResult | None) -> list[str]:
-    """What a reader must know before believing the figures."""
-    warnings = []
+def unpriced(settings: Settings, store: Store, round_id: str) -> dict[str, int]:
+    """Models of a round that nobody gave a price for and LiteLLM has none of, with their tokens: these were counted as
+    0 dollars."""
+    tokens: dict[str, int] = {}
+    paid: set[str] = {how.model for _, how in models_of(settings) if how.price is not None}
+    for row in store.rows(SpendRow, round_id=round_id):
+        tokens[row.model] = tokens.get(row.model, 0) + row.prompt_tokens + row.sampled_tokens
+        paid |= {row.model} if row.dollars else set()
+    return {m: n for m, n in sorted(tokens.items()) if n and m not in paid and price_of(m) is None}
+
+
+def analyst_warnings(
+    capabilities: Sequence[CapabilityFigures],
+    contrast: ContrastResult | None,
+    without_price: Mapping[str, int] = MappingProxyType({}),
+) -> list[str]:
+    """What a reader must know before believing the figures. `without_price` is from `unpriced`."""
+    warnings = [
+        f"Nobody gave a price for {model} and LiteLLM has none of it: its {tokens:,} tokens are counted as 0 dollars. "
+        "Set prompt_price and sampled_price (0 for a server of your own)."
+        for model, tokens in without_price.items()
+    ]
     if contrast:
         warnings += [f"Checks of the kind '{kind}' are left out: it {why}." for kind, why in contrast.left_out.items()]
         warnings += [f"Labelling run {run} was refused: {why}" for run, why in contrast.refused.items()]

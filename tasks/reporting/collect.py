@@ -13,7 +13,7 @@ from environments.contract import Generators, Target
 from models.policy import PolicyIdentity
 from settings import Settings
 from tasks.measuring.statistics import align, difference_of, mde_of, success_interval, task_differences
-from tasks.reporting.analyst import analyst_figures, analyst_warnings
+from tasks.reporting.analyst import analyst_figures, analyst_warnings, unpriced
 from tasks.reporting.before_after import before_after, data_before, history_until, release_figures
 from tasks.reporting.capabilities import capabilities_of
 from tasks.reporting.figures import (
@@ -115,7 +115,11 @@ def figures_of(
             kappa=contrast.kappa if contrast else None,
         ),
         analyst=analyst_figures(settings, store, current_round.id, contrast),
-        warnings=[*uncompared, *_warnings(capabilities), *analyst_warnings(capabilities, contrast)],
+        warnings=[
+            *uncompared,
+            *_warnings(capabilities),
+            *analyst_warnings(capabilities, contrast, unpriced(settings, store, current_round.id)),
+        ],
         stopped=ended.reason or None,
         provenance=Provenance(
             base_model=base.base,

@@ -66,7 +66,8 @@ def _check_settings(settings: Settings) -> None:
 
 
 def check_model(settings: Settings, part: str, how: AnalystSettings) -> None:
-    """Raise `ConfigurationError` where a part of the settings that asks a model names none, or its key is not there."""
+    """Raise `ConfigurationError` where a part of the settings that asks a model names none, its key is not there, or it
+    has one price of two, which would be left aside without a word."""
     if not how.model:
         stage = "analyst.kind" if settings.analyst.kind == "llm" else "synthesizer.kind"
         raise ConfigurationError(
@@ -78,6 +79,12 @@ def check_model(settings: Settings, part: str, how: AnalystSettings) -> None:
             f"{part}.api_key_variable names the environment variable "
             f"{shown_variable(how.api_key_variable)}, which is empty; "
             "put the key there, or name another"
+        )
+    if (how.prompt_price is None) != (how.sampled_price is None):
+        given, missing = ("sampled", "prompt") if how.prompt_price is None else ("prompt", "sampled")
+        raise ConfigurationError(
+            f"{part}.{given}_price is given and {part}.{missing}_price is not; give both, in dollars per million "
+            "tokens, or neither, and LiteLLM's table decides"
         )
 
 

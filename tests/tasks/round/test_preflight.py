@@ -99,6 +99,13 @@ def test_a_missing_key_is_named_and_never_shown(
         check_analyst(with_model(api_key_variable="MY_MODEL_KEY"), target(), store)
 
 
+@pytest.mark.parametrize(("given", "missing"), [("prompt", "sampled"), ("sampled", "prompt")])
+def test_one_price_of_two_is_not_left_aside(settings_folder: Path, store: Store, given: str, missing: str) -> None:
+    one = with_model(**{f"{given}_price": 3.0, f"{missing}_price": None})
+    with pytest.raises(ConfigurationError, match=f"analyst.{given}_price is given and analyst.{missing}_price is not"):
+        check_analyst(one, target(), store)
+
+
 def test_caps_that_cannot_hold_a_round(settings_folder: Path, store: Store) -> None:
     settings = with_model()
     calls = least_calls(settings, target())

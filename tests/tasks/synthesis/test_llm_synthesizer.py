@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from prefect.client.schemas.actions import ArtifactCreate
 
-from tasks.reporting.analyst import analyst_warnings
+from db import SpendRow, open_store
+from settings import load_settings
+from tasks.reporting.analyst import analyst_warnings, unpriced
 from tasks.reporting.figures import CapabilityFigures, SynthesisVersion
 from tasks.round.results import ContrastResult
 from tasks.synthesis.author_request import Synthesis, Version
@@ -59,3 +63,29 @@ def test_the_report_says_which_runs_and_trajectories_were_left_out() -> None:
     assert warnings[1].startswith("2 trajectories were too long")
     assert warnings[2].startswith("1 trajectories were refused by the model or its provider's filter, also alone")
     assert warnings[3].endswith("when candidates were looked for; these were named without them.")
+
+
+def test_the_report_says_whose_tokens_are_counted_as_no_dollars(tmp_path: Path) -> None:
+    asked = {"kind": "llm", "model": "hosted_vllm/nobody-knows-it"}
+    with open_store(f"sqlite:///{tmp_path / 'trace.db'}") as store:
+        at = store.start_round("shop", "hash", 0, "test", {})
+        spent = [("hosted_vllm/nobody-knows-it", 0.0), ("openai/gpt-4.1-mini", 0.0), ("hosted_vllm/another", 0.1)]
+        rows = [
+            SpendRow(
+                id=str(i),
+                round_id=at.id,
+                stage="contrast",
+                model=model,
+                prompt_tokens=1200,
+                sampled_tokens=34,
+                dollars=d,
+            )
+            for i, (model, d) in enumerate(spent)
+        ]
+        store.put(rows)
+        found = unpriced(load_settings(analyst=asked), store, at.id)
+        free = load_settings(analyst=asked | {"prompt_price": 0, "sampled_price": 0})
+        assert unpriced(free, store, at.id) == {}
+    (told,) = analyst_warnings([], None, found)
+    assert told.startswith("Nobody gave a price for hosted_vllm/nobody-knows-it")
+    assert "its 1,234 tokens are counted as 0 dollars" in told
