@@ -250,6 +250,9 @@ class Analyst:
         except CallFailed as problem:
             if problem.too_long or problem.filtered:
                 raise Refused(str(problem)) from problem.__cause__
+            if problem.late:
+                advice = f"a reply may have {s.max_tokens} tokens, so raise analyst.deadline_seconds for a slow model"
+                raise CallFailed(f"{problem}; {advice}", problem.text, transient=True) from problem.__cause__
             raise explained(problem, s.model, s.structured != "text") from problem.__cause__
         cost.add(Spent(1, reply.prompt_tokens, reply.sampled_tokens, reply.dollars))
         if not reply.finish:

@@ -73,8 +73,7 @@ class ModelClient:
         try:
             return future.result(call.seconds + GRACE_SECONDS)
         except TimeoutError as error:  # what keeps the thread busy ends in no call: nothing else would end the wait
-            text = f"did not answer within {call.seconds:.4g} s"
-            raise CallFailed(f"{call.model} {text}", text, transient=True) from error
+            raise CallFailed.overdue(call) from error
         except CancelledError:
             raise ProviderError(f"{call.model}: stopped before the answer; run again", transient=True) from None
         finally:  # also when a deadline interrupts the wait: nobody would take the answer

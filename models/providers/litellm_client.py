@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -93,12 +94,21 @@ class Completion:
 class CallFailed(ProviderError):
     """A call without a reply. `text` is what the provider said, `status` its HTTP status (None without an answer),
     `retry_after` the seconds that it asks to wait; `too_long` is set when the prompt exceeds the model's context,
-    `filtered` when the provider's filter of content took the prompt."""
+    `filtered` when the provider's filter of content took the prompt, `late` when the whole reply did not come in the
+    call's seconds."""
 
     def __init__(self, message: str, text: str, status: int | None = None, *, transient: bool) -> None:
         super().__init__(message, transient=transient)
         self.text, self.status = text, status
-        self.retry_after, self.too_long, self.filtered = 0.0, False, False
+        self.retry_after, self.too_long, self.filtered, self.late = 0.0, False, False, False
+
+    @classmethod
+    def overdue(cls, call: ModelCall) -> CallFailed:
+        """The failure of a call whose seconds are over."""
+        text = f"did not answer within {call.seconds:.4g} s"
+        problem = cls(f"{call.model} {text}", text, transient=True)
+        problem.late = True
+        return problem
 
 
 async def send(call: ModelCall) -> Completion:
@@ -119,14 +129,15 @@ async def send(call: ModelCall) -> Completion:
     asked = litellm.acompletion(
         model=call.model, messages=messages, timeout=call.seconds, num_retries=0, max_retries=0, **given
     )
+    began = time.monotonic()
     try:
         # LiteLLM's own time-out is per read: a server that trickles would pass any deadline.
         response = await asyncio.wait_for(asked, call.seconds)
     except TimeoutError as error:
-        text = f"did not answer within {call.seconds:.4g} s"
-        raise CallFailed(f"{call.model} {text}", text, transient=True) from error
+        raise CallFailed.overdue(call) from error
     except openai.OpenAIError as error:
         failure = _failure(call, error)
+        failure.late = time.monotonic() - began >= call.seconds  # its own time-out may come first
     else:
         return _completion(call, response)
     # Outside of the handler: LiteLLM's own error as its cause or context would show in logs what the server quoted.
