@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from models.serving.gateway.keys import CHAT, Key, Keys
 from tests.integration.servers import BROWSER
 from tests.models.serving.gateway_running import KEY, built
 from tests.models.serving.gateway_servers import Stub, serving
@@ -71,3 +73,20 @@ def test_a_person_sees_who_answers_and_tries_a_message(browser: Any, tmp_path: P
             assert all(one.startswith(url) for one in asked), "the page asks nobody else"
             page.screenshot(path=str(tmp_path / f"page-{width}.png"), full_page=True)
             page.close()
+
+
+def test_a_key_that_may_not_see_the_figures_may_try_a_message(browser: Any) -> None:
+    stub = Stub()
+    mine = Key("anna", (hashlib.sha256(KEY.encode()).digest(),), frozenset({CHAT}))
+    with serving(stub.app) as behind, serving(built(behind, keys=Keys([mine]))[0]) as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        page.locator("#about", has_text="it needs the scope admin").wait_for()
+        page.get_by_label("What a user would write").fill("refund 7")
+        page.get_by_role("button", name="Send").click()
+        page.locator("#result").wait_for()
+        assert page.locator("#said").inner_text() == "you said refund 7"
+        assert page.get_by_role("alert").is_hidden()
+        page.close()
