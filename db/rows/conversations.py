@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from db.values.types import utc_now
 
-# The `release` of a conversation that several answered: what is said of it is said of none of them.
+# The `release` of a conversation that several answered, or one by several routers: what is said of it is said of none.
 SEVERAL = -1
 
 

@@ -191,9 +191,10 @@ def _on_tasks(
 def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall]:
     """What users said of the live release against what they said of its parent, or of the base before it.
     Nothing where another release came between, or this one was live before: then what came earlier is not the
-    parent's alone. What a client asked of the base, or of one adapter, by its name says nothing of the release. A
-    gateway that is pinned answers with another release than the live one: a conversation counts for the one that
-    answered, and for what was live when it began where that was not kept."""
+    parent's alone. What a client asked of the base, or of one adapter, by its name says nothing of the release, nor
+    does what another router than the release's own decided (a gateway's `--mode`), or the base answered because the
+    adapter was missing. A gateway that is pinned answers with another release than the live one: a conversation counts
+    for the one that answered, and for what was live when it began where that was not kept."""
     if not _follows_its_parent(store, live):
         return []
     since = _aware(live.live_at or live.created_at)
@@ -201,16 +202,21 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     began = _alone_since(store, live) if parent is None or parent.live_at is None else _aware(parent.live_at)
     # Not as rows: they would bring every conversation's messages.
     text = (
-        "SELECT success, created_at, release FROM conversations "
-        "WHERE target = :target AND success IS NOT NULL AND mode <> :by_name"
+        "SELECT success, created_at, release, router_version FROM conversations "
+        "WHERE target = :target AND success IS NOT NULL AND mode <> :by_name AND (capability = '' OR adapter <> '')"
     )
     frame = store.query(text, target=settings.target, by_name=ASKED)
     replaced = parent.number if parent else 0
-    said: dict[int, list[bool]] = {live.number: [], replaced: []}
-    for success, at, release in zip(frame["success"], frame["created_at"].map(_moment), frame["release"], strict=True):
-        if at >= began:
-            by_time = live.number if at >= since else replaced
-            said.setdefault(by_time if isna(release) else int(release), []).append(bool(success))
+    routers = {replaced: _router_of(parent), live.number: _router_of(live)}
+    said: dict[int, list[bool]] = {number: [] for number in routers}
+    moments = frame["created_at"].map(_moment)
+    for success, at, release, router in zip(
+        frame["success"], moments, frame["release"], frame["router_version"], strict=True
+    ):
+        by_time = live.number if at >= since else replaced
+        number = by_time if isna(release) else int(release)
+        if at >= began and number in routers and routers[number] in (router, None):
+            said[number].append(bool(success))
     after, before = said[live.number], said[replaced]
     if not after or not before:
         return []
@@ -220,6 +226,13 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     against = BASE if parent is None else f"release {parent.number}"
     seen = f"{len(after)} and {len(before)} conversations with feedback"
     return [Fall(against, "traffic", points, p, seen)]
+
+
+def _router_of(release: ReleaseRow | None) -> str | None:
+    """The version of the router that decides for a release, "" where none does; None where it was not kept."""
+    if release is None or not release.router_path:
+        return ""
+    return release.router or None
 
 
 def _alone_since(store: Store, live: ReleaseRow) -> datetime:

@@ -186,7 +186,10 @@ class Gateway:
         elif known is None or known.decision.mode == ASKED or not known.holds(generation, fresh):
             decision = await self._decide(asked, messages, generation)
             adapter = generation.members.get(decision.capability, "")
-            known = Routed(name, decision, generation.router_version, generation.number, adapter)
+            # Where nothing was said that it could decide on, the release's router was not asked.
+            mode = generation.router.mode if generation.router else "off"
+            router = "" if decision.mode == "off" != mode else generation.router_version
+            known = Routed(name, decision, router, generation.number, adapter)
         self.book.keep(f"{owner}/{name}", known)
         if history and fresh:
             self.book.keep(history.opening, known)

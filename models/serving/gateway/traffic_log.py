@@ -192,7 +192,8 @@ class TrafficLog:
         if before and _begin_alike(said, before.messages):  # asked again: it takes the place of all that came of it
             replaced = sum(words_of(m)[0] == "assistant" for m in before.messages[len(said) :])
             turns = max(0, turns - replaced)
-        alone = not turns or (before is not None and before.release == routed.release)
+        by = (routed.release, routed.router)
+        alone = not turns or (before is not None and (before.release, before.router_version) == by)
         prompt = turn.prompt
         row = ConversationRow(
             id=key,

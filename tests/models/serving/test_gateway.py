@@ -211,6 +211,15 @@ def test_a_conversation_goes_on_with_its_adapter_while_that_is_loaded(running: R
     assert [m["id"] for m in running.gateway.models()] == ["trace", "stub-base"]
 
 
+def test_where_nothing_was_said_to_the_router_an_answer_is_not_signed_with_it(running: Running) -> None:
+    asked = {"model": "trace", "prompt": [1, 2, 3]}
+    running.fleet.swap(2, ONE, router=Router.always("refund"))
+    assert signed(running.post(asked, "/v1/completions")) == ("2", "", "none")
+    running.fleet.swap(3, ONE, router=(off := Router.always()))
+    assert signed(running.post(asked, "/v1/completions")) == ("3", off.version, "none")
+    assert running.router.asked == 0
+
+
 def test_the_same_words_begin_a_conversation_of_the_release_that_is_served(running: Running) -> None:
     second = Router.always("ship")
     name = running.chat("refund 7").headers["x-trace-conversation"]

@@ -251,6 +251,32 @@ def test_feedback_counts_for_the_release_that_answered(world: Any) -> None:
     assert (found.falls, world.back) == ([], [])
 
 
+def test_what_the_releases_own_router_did_not_decide_is_not_held_against_it(world: Any) -> None:
+    """Another gateway of the home was started with `--mode off`, or the adapter that was chosen was missing there: the
+    base fails as it did before, and is signed with the release that is served."""
+    both(world, router="own", router_path="x/router")
+    hour = timedelta(hours=1)
+    routed = [conversation(n, True, LIVE_SINCE - hour, 1) for n in range(30)]
+    own = replace(conversation(0, True, LIVE_SINCE + hour, 2), router_version="own")
+    routed += [replace(own, id=f"own{n}", capability="refund", adapter="refund@v1-aaaaaaaa") for n in range(20)]
+    routed += [replace(own, id=f"base{n}") for n in range(10)]
+    off = [conversation(200 + n, False, LIVE_SINCE + hour, 2) for n in range(30)]
+    off = [replace(one, mode="off", router_version="always") for one in off]
+    missing = [replace(own, id=f"missing{n}", capability="refund", success=False) for n in range(30)]
+    world.store.put([*routed, *off, *missing])
+    found = world.watch(roll_back=True)
+    assert (found.comparisons[-1].points, found.comparisons[-1].seen) == (0.0, "30 and 30 conversations with feedback")
+    assert (found.falls, world.back) == ([], [])
+
+
+def test_a_router_whose_version_was_not_kept_is_the_releases(world: Any) -> None:
+    both(world, router_path="x/router")
+    said = [conversation(n, True, LIVE_SINCE - timedelta(hours=1), 1) for n in range(3)]
+    after = [conversation(100 + n, True, LIVE_SINCE + timedelta(hours=1), 2) for n in range(3)]
+    world.store.put([*said, *(replace(one, router_version="any") for one in after)])
+    assert world.watch().comparisons[-1].seen == "3 and 3 conversations with feedback"
+
+
 def test_feedback_on_the_bare_base_is_the_bases(world: Any) -> None:
     world.store.put([release(2, ReleaseState.LIVE)])
     said = [conversation(n, n < 10, LIVE_SINCE - timedelta(hours=1), 0) for n in range(20)]

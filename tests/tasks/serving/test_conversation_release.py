@@ -21,11 +21,11 @@ def test_a_conversation_is_the_releases_that_answered_all_of_it(tmp_path: Path) 
     with open_store(f"sqlite:///{tmp_path}/trace.db") as store:
         log = TrafficLog(store, PolicyIdentity("tiny", "1"), "shop", 1.0, lambda _: None)
 
-        def answered(release: int, *messages: str) -> int | None:
+        def answered(release: int, *messages: str, router: str = "router") -> int | None:
             said = [{"role": "user" if i % 2 == 0 else "assistant", "content": m} for i, m in enumerate(messages)]
             heard = TurnResult({"role": "assistant", "content": "Done."})
             turn = Turn(ChatRequest("trace", True, {}, said), None, "base", "c", None, True, heard)
-            log.add(LoggedTurn("", Routed("c", DECISION, "router", release), turn, 0.5))
+            log.add(LoggedTurn("", Routed("c", DECISION, router, release), turn, 0.5))
             log.flush()
             return store.rows(ConversationRow)[0].release
 
@@ -36,4 +36,6 @@ def test_a_conversation_is_the_releases_that_answered_all_of_it(tmp_path: Path) 
         assert answered(0, "a", "Done.", "b") == SEVERAL, "what was said of release 4 is not said of the base"
         assert answered(0, "a", "Done.", "b", "Done.", "c") == SEVERAL
         assert answered(0, "a") == 0
+        assert answered(5, "a", router="always") == 5
+        assert answered(5, "a", "Done.", "b") == SEVERAL, "the first turn is that of a gateway with a router of its own"
         log.close()
