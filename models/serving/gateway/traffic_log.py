@@ -186,7 +186,8 @@ class TrafficLog:
         key, before = self._kept(connection, spoken.owner, routed.name)
         # Feedback stays when the conversation goes on. Where something else stands at its beginning now, as when a turn
         # is asked again and answered otherwise, it was about what is no longer there.
-        goes_on = before is not None and _begin_alike(before.messages, messages)
+        # Of one whose words were removed (`trace-agent clean`) nobody knows how it began.
+        goes_on = before is not None and bool(before.messages) and _begin_alike(before.messages, messages)
         judged = before if goes_on else None
         turns = before.turns if before else 0
         if before and _begin_alike(said, before.messages):  # asked again: it takes the place of all that came of it
