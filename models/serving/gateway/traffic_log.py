@@ -32,7 +32,9 @@ from models.serving.openai_api.requests import ROLES
 from models.serving.upstreams.contract import Turn
 
 logger = logging.getLogger("trace.gateway")
-WAITING = 1000
+# The most turns that wait to be stored, and bytes of their requests: while a database hangs, large ones would take the
+# memory of the answers.
+WAITING, WAITING_BYTES = 1000, 256 << 20
 LONGEST_COMMENT = 4000
 # How long a client waits for its feedback to be kept, and a gateway that ends for conversations to be stored.
 SAY_SECONDS, CLOSE_SECONDS = 5.0, 30.0
@@ -75,6 +77,7 @@ class TrafficLog:
     ) -> None:
         self._store, self._identity, self._target, self._sample, self._count = store, identity, target, sample, count
         self._queue: queue.Queue[LoggedTurn | _Said | threading.Event | None] = queue.Queue(WAITING)
+        self._added = self._taken = 0  # bytes of requests; each is counted by one thread alone
         self._thread = threading.Thread(target=self._run, name="traffic log", daemon=True)
         self._thread.start()
 
@@ -83,9 +86,13 @@ class TrafficLog:
         return zlib.crc32(conversation.encode()) < self._sample * 2**32
 
     def add(self, spoken: LoggedTurn) -> None:
-        """Have an answered turn stored."""
+        """Have an answered turn stored, unless too much waits for that already."""
+        size = spoken.turn.asked.size
         try:
+            if self._added - self._taken + size > WAITING_BYTES:
+                raise queue.Full
             self._queue.put_nowait(spoken)
+            self._added += size
         except queue.Full:
             self._count("dropped")
 
@@ -175,6 +182,7 @@ class TrafficLog:
             except Exception:  # if this thread ended, clients that give feedback would wait for ever
                 self._count("dropped")
                 logger.exception("a conversation was not stored")
+            self._taken += item.turn.asked.size
 
     def _keep(self, connection: Connection, spoken: LoggedTurn) -> None:
         routed, turn, asked = spoken.routed, spoken.turn, spoken.turn.asked

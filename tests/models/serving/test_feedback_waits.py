@@ -15,12 +15,16 @@ import pytest
 from db import Store
 from errors import StoreError
 from models.policy import PolicyIdentity
+from models.router.router import RouteDecision
 from models.serving.gateway import traffic_log
 from models.serving.gateway.app import GatewayApp
+from models.serving.gateway.conversations import Routed
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
-from models.serving.gateway.traffic_log import Feedback, TrafficLog
+from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog
 from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import ChatRequest
+from models.serving.upstreams.contract import Turn
 from models.serving.upstreams.local_engine import LocalEngine
 from models.serving.upstreams.rendered import LONG, RenderedUpstream
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
@@ -86,3 +90,26 @@ def test_a_gateway_ends_though_its_database_hangs(hanging: Hanging, caplog: pyte
         asyncio.run(log.say("", Feedback("c", success=True)))
     log.close()
     assert "conversations that wait for it are lost" in caplog.text
+
+
+def test_what_waits_for_a_database_that_hangs_is_bounded_in_bytes(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(traffic_log, "WAITING_BYTES", 10)
+    counted = list[str]()
+    log = TrafficLog(cast("Store", hanging), PolicyIdentity("tiny", "1"), "shop", 1.0, counted.append)
+    turn = Turn(ChatRequest("trace", True, {}, size=4), None, "base", "c")
+    routed = Routed("c", RouteDecision("", {"": 1.0}, (), 0.0, "off"))
+
+    def add() -> None:
+        log.add(LoggedTurn("", routed, turn, 0.1))
+
+    for _ in range(4):
+        add()
+    assert counted == ["dropped"] * 2, "two wait, with the one that is being stored"
+    hanging.over.set()
+    log.flush()
+    add()
+    log.flush()
+    assert caplog.text.count("a conversation was not stored") == 3, "the room of those that are through is free again"
+    log.close()
