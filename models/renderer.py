@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -25,8 +26,9 @@ from models.chat_template import THOUGHT, THOUGHT_END, read_template
 logger = logging.getLogger("trace.models")
 
 ANSWERS = "assistant"
-# Texts whose ids are kept: instructions and worked examples, and what was said last.
-TEXTS_KEPT = 4096
+# Texts whose ids are kept: instructions and worked examples, and what was said last; and the most characters of all of
+# them. A gateway's clients send long ones, each once, and ids take ten times the memory of their text.
+TEXTS_KEPT, KEPT_CHARACTERS = 4096, 8 << 20
 
 
 def _special(tokenizer: Any, written: frozenset[int]) -> Iterator[tuple[int, str]]:
@@ -55,6 +57,29 @@ class Conversation:
         self.logprobs.extend(logprobs if sampled else [0.0] * len(ids))
 
 
+class _KeptTexts:
+    """`encode`, which keeps the ids of the texts that were asked for last. A server asks in several threads."""
+
+    def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
+        self._encode, self._characters = encode, 0
+        self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, text: str) -> tuple[int, ...]:
+        with self._lock:
+            if (kept := self._ids.get(text)) is not None:
+                self._ids.move_to_end(text)
+                return kept
+        ids = self._encode(text)
+        with self._lock:
+            if text not in self._ids:  # another thread may have been as far
+                self._ids[text] = ids
+                self._characters += len(text)
+            while len(self._ids) > TEXTS_KEPT or self._characters > KEPT_CHARACTERS:
+                self._characters -= len(self._ids.popitem(last=False)[0])
+        return ids
+
+
 class Renderer:
     """Turns messages into ids for one tokenizer and one call format.
 
@@ -70,7 +95,7 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError("the tokenizer has no chat template; set one that the model was trained with")
         self.tokenizer, self.calls = tokenizer, FORMATS[calls]()
-        self._kept = lru_cache(TEXTS_KEPT)(self._encoded)
+        self._kept = _KeptTexts(self._encoded)
         turns = read_template(tokenizer)
         for note in turns.notes:
             logger.warning("the chat template is not followed to the letter: %s", note)

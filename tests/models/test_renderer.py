@@ -9,6 +9,7 @@ import pytest
 
 from environments.contract import Message, Prompt, ToolCall
 from errors import ConfigurationError
+from models import renderer as renderer_file
 from models.call_formats import CompactCalls, JsonCalls
 from models.renderer import Renderer
 from tests.tokenizers_trained import CHATML, byte_level, header_tokenizer, metaspace_tokenizer
@@ -260,3 +261,14 @@ def test_fingerprint_tells_templates_and_formats_apart() -> None:
         Renderer(t, c).fingerprint for t in (header_tokenizer(), metaspace_tokenizer()) for c in ("compact", "json")
     }
     assert len(prints) == 4
+
+
+def test_ids_are_kept_of_so_many_characters_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server's clients send long texts, each once, between the instructions that all of them begin with."""
+    monkeypatch.setattr(renderer_file, "KEPT_CHARACTERS", 100)
+    renderer, encoded = Renderer(header_tokenizer()), list[str]()
+    plain = renderer._encode_plain
+    monkeypatch.setattr(renderer, "_encode_plain", lambda text: encoded.append(text) or plain(text))
+    for text in ("a" * 40, "b" * 50, "a" * 40, "c" * 50, "a" * 40, "b" * 50, "d" * 101, "d" * 101):
+        assert renderer.text_ids(text) == plain(text)
+    assert encoded == ["a" * 40, "b" * 50, "c" * 50, "b" * 50, "d" * 101, "d" * 101]
