@@ -71,7 +71,7 @@ def up(
     from environments.targets.catalogue import check_target_name
     from flows.services import Ports, Services, follow
     from settings import load_settings
-    from tasks.releases.lookup import served_round
+    from tasks.releases.lookup import served_round, set_target
 
     settings = load_settings(home=home, target=target)
     check_target_name(settings.target)
@@ -83,7 +83,8 @@ def up(
     began = time.monotonic()
     typer.echo(f"starting the services of {settings.folder} (logs in {services.folder})", err=True)
     with open_store(settings.database_url) as store, services.started() as supervisor:
-        serves = served_round(store, target) is not None
+        wanted = set_target(settings)
+        serves = served_round(store, wanted) is not None
         if serves:
             supervisor.startProcess("gateway", False)
         services.wait_for("prefect")
@@ -96,7 +97,7 @@ def up(
         late = serves and not services.in_time("gateway")
         typer.echo("\n".join(services.addresses()))
         if not serves:
-            of = f" on {target}" if target else ""
+            of = f" on {wanted}" if wanted else ""
             typer.echo(
                 f"the gateway starts when there is a round{of}: 'trace-agent improve', or the deployment 'improve'"
             )
@@ -104,7 +105,7 @@ def up(
             typer.echo(f"the gateway is not healthy yet: {services.log('gateway')}")
         well = "all others" if late else "all"
         typer.echo(f"{well} healthy after {time.monotonic() - began:.0f} s; stop with Ctrl-C or 'trace-agent down'")
-        follow(services, lambda: served_round(store, target) is not None, lambda said: typer.echo(said, err=True))
+        follow(services, lambda: served_round(store, wanted) is not None, lambda said: typer.echo(said, err=True))
     typer.echo(f"the services of {settings.folder} are stopped")
 
 

@@ -21,7 +21,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback keys are needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8900,
     home: Home = None,
-    target: Annotated[str | None, typer.Option(help="Whose release; the newest round's target by default.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Whose release; by default the one that is set, else the newest round's.")
+    ] = None,
     release: Annotated[
         int, typer.Option(min=0, help="Number of a release to serve, whichever is live. 0 follows the live one.")
     ] = 0,
@@ -84,7 +86,7 @@ def blend(
         list[str], typer.Argument(help="Members of the live release and weights, like refund_payment=0.5.")
     ],
     home: Home = None,
-    target: Annotated[str | None, typer.Option(help="Whose release.")] = None,
+    target: Annotated[str | None, typer.Option(help="Whose release; by default as in serve.")] = None,
     most_rank: Annotated[int, typer.Option(min=0, help="Bound on the rank; 0 keeps the sum exact.")] = 0,
 ) -> None:
     """Publish a weighted sum of members as an adapter of its own, in a candidate release, for `serve --blend`."""

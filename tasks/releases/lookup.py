@@ -44,13 +44,18 @@ def served_round(store: Store, target: str | None = None) -> Round | None:
     return max(asked, key=lambda r: (r.profile != DRY, r.number), default=None)
 
 
+def set_target(settings: Settings) -> str | None:
+    """The target that is given or set; None where the settings have their default."""
+    return settings.target if "target" in settings.model_fields_set else None
+
+
 def target_named(store: Store, settings: Settings, live: bool = False) -> str:
     """The target that a command looks at: the one that is given or set; without one, the target of the newest round
     that can be served, or in an empty store the settings' default. With `live` the command is about what is live: then
     it is the only target that has a live release. Raises `ConfigurationError` where several targets have one, and for
     a target that the store has nothing of while it has others."""
     wanted = settings.target
-    if "target" not in settings.model_fields_set:
+    if set_target(settings) is None:
         answering = sorted({r.target for r in store.rows(ReleaseRow, state=ReleaseState.LIVE)}) if live else []
         if len(answering) > 1:
             raise ConfigurationError(

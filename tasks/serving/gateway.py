@@ -27,7 +27,7 @@ from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import LONGEST, RenderedUpstream
 from settings import Settings, load_settings
 from tasks.releases.lifecycle import live_release, release_numbered
-from tasks.releases.lookup import served_round
+from tasks.releases.lookup import served_round, set_target
 from tasks.round.policies import open_servers
 from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
@@ -61,14 +61,14 @@ class NoRound(ConfigurationError):
 
 
 def serving_settings(home: Path | None, target: str | None, release: int = 0) -> tuple[Settings, Store]:
-    """The settings of the round that made what is to be served (of `target`, or of the newest round's), and the home's
-    store: what was trained is what is served. Raises `NoRound` for a home without a round, `StoreError` for
-    a `release` that it does not have."""
+    """The settings of the round that made what is to be served (of `target`, else of the target that is set, else of
+    the newest round's), and the home's store: what was trained is what is served. Raises `NoRound` for a home without
+    a round, `StoreError` for a `release` that it does not have."""
     settings = load_settings(home=home, target=target)
-    store = open_store(settings.database_url)
-    row = served_round(store, target)
+    store, wanted_target = open_store(settings.database_url), set_target(settings)
+    row = served_round(store, wanted_target)
     if row is None:
-        what = f"no round on {target!r}" if target else "no round"
+        what = f"no round on {wanted_target!r}" if wanted_target else "no round"
         store.close()
         raise NoRound(f"there is {what} in {store.url}; run 'trace-agent improve' first")
     wanted = release_numbered(store, row.target, release) if release else live_release(store, row.target)

@@ -18,7 +18,7 @@ from flows.cli.main import app, main
 from models.adapters.registry import Registry
 from settings import load_settings
 from tasks.round.results import GateResult
-from tasks.serving.gateway import serving_settings
+from tasks.serving.gateway import NoRound, serving_settings
 from tasks.unattended.notices import Notice
 from tests.tasks.releases.release_homes import Home
 
@@ -188,6 +188,13 @@ def test_a_dry_round_of_another_target_takes_no_command_over(
         with pytest.raises(ConfigurationError, match=r"releases of shop, tau2:retail are live in .*say with --target"):
             looked_at(command)
         assert looked_at(command, "--target", "shop") == "shop"
+    monkeypatch.setenv("TRACE_TARGET", "bfcl:single")
+    assert looked_at("history") == "bfcl:single"
+    settings, store = serving_settings(settings_folder, None)
+    store.close()
+    assert settings.target == "bfcl:single", "the gateway serves what the other commands speak of"
+    with pytest.raises(NoRound, match="no round on 'agentdojo'"):
+        serving_settings(settings_folder, "agentdojo")
 
 
 @pytest.mark.parametrize("command", ["history", "watch", "rollback"])
