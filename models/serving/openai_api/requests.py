@@ -35,6 +35,12 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "top_p": (None, 1),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
+    # What servers take beside OpenAI's own: vLLM's options of sampling, and tools as they were before `tools`.
+    "repetition_penalty": (None, 1),
+    "top_k": (None, -1, 0),
+    "min_p": (None, 0),
+    "functions": (None, []),
+    "function_call": (None, "auto", "none"),
 }
 
 

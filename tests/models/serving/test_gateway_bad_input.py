@@ -16,7 +16,7 @@ from errors import ConfigurationError
 from models.serving.gateway.keys import Keys
 from models.serving.gateway.settings import check_host
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import to_messages
+from models.serving.openai_api.requests import parse_chat, refuse_unsupported, to_messages
 from tests.models.serving.gateway_running import KEY, Running, built, error, run
 from tests.models.serving.gateway_servers import Stub, serving
 
@@ -105,6 +105,24 @@ def test_stop_texts_that_cost_too_much_after_each_token_are_refused(running: Run
         assert (refused.status_code, error(refused)["param"]) == (400, "stop")
         assert "at most 4 of at most 256 characters" in error(refused)["message"]
     assert running.chat("x", stop=["a", "b", "c", "d" * 256]).status_code == 200
+
+
+def test_what_a_client_asks_for_in_vain_is_refused_by_name_where_prompts_are_rendered() -> None:
+    """Also what servers take beside OpenAI's own: it would be answered as if it had not been asked."""
+    body = {"model": "trace", "messages": [SAID]}
+    function = {"name": "find", "parameters": {}}
+    for name, asked, nothing in (
+        ("top_p", 0.5, 1),
+        ("top_k", 20, -1),
+        ("min_p", 0.1, 0),
+        ("repetition_penalty", 1.2, 1.0),
+        ("functions", [function], []),
+        ("function_call", {"name": "find"}, "auto"),
+    ):
+        with pytest.raises(ApiError, match=f"^{name} is not supported") as refused:
+            refuse_unsupported(parse_chat({**body, name: asked}))
+        assert (refused.value.status, refused.value.param) == (400, name)
+        refuse_unsupported(parse_chat({**body, name: nothing}))
 
 
 @pytest.mark.parametrize(
