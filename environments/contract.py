@@ -127,8 +127,8 @@ class Score:
 class TargetTask:
     """One task of a target. `id` is its own among all tasks of the target, whatever their split: what was played is
     stored under it, so that of two tasks with one id the second would get the first one's score (`task_ids` refuses
-    them). `payload` is JSON and enough to rebuild the episode; `capabilities` are the tags of its family: ground truth
-    for measuring the router and the analyst, which never see them."""
+    them). `payload` is JSON and enough to rebuild the episode, which gets a copy of it; `capabilities` are the tags of
+    its family: ground truth for measuring the router and the analyst, which never see them."""
 
     id: str
     split: str

@@ -3,9 +3,24 @@ API model, a person."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 
-from environments.contract import Action, Environment, Observation, Termination
+from environments.contract import Action, Environment, Observation, TargetTask, Termination
+from errors import EnvironmentFault
+
+
+def for_one_episode(task: TargetTask) -> TargetTask:
+    """The task with a payload of its own. Episodes share a task, at the same time and one after another; an environment
+    that keeps its state in the payload would leave it to the others. Raises `EnvironmentFault` where it cannot be
+    copied."""
+    try:
+        return replace(task, payload=copy.deepcopy(task.payload))
+    except Exception as problem:  # what is no JSON may raise anything
+        raise EnvironmentFault(
+            f"the payload of task {task.id!r} cannot be copied ({type(problem).__name__}: {problem}); give JSON"
+        ) from problem
 
 
 def take_turns(

@@ -29,7 +29,7 @@ from environments.contract import (
     too_deep,
 )
 from environments.offered import can_be_said, observed, offered, refuse_tools, suggested
-from environments.playing import take_turns
+from environments.playing import for_one_episode, take_turns
 from environments.scores import checked_score
 from environments.wrapping import WrappedEnvironment
 from errors import CallOverdue, ContextOverflow, EnvironmentFault, PolicyError, TraceError
@@ -187,7 +187,7 @@ class Player:
 
     def _reset(self, playing: Playing) -> Observation:
         environment = playing.environment
-        first = observed(environment.reset(playing.episode.task), "reset")
+        first = observed(environment.reset(for_one_episode(playing.episode.task)), "reset")
         playing.prompt, playing.max_steps = offered(environment)
         playing.tools = environment.tools
         return first
@@ -354,7 +354,7 @@ class Guarded(WrappedEnvironment):
         return guarded(self.seconds, "reset", self._reset, task)
 
     def _reset(self, task: TargetTask) -> Observation:
-        first = observed(super().reset(task), "reset")
+        first = observed(super().reset(for_one_episode(task)), "reset")
         offered(self)
         return first
 

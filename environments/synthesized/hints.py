@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from environments.contract import Action, Environment, Message, Observation, Prompt, TargetTask
-from environments.playing import take_turns
+from environments.playing import for_one_episode, take_turns
 from environments.synthesized.drawing import AT_ONCE
 from environments.wrapping import WrappedEnvironment
 
@@ -31,7 +31,7 @@ def solved(environment: Environment, task: TargetTask) -> tuple[Message, ...]:
         return observation
 
     try:
-        first = environment.reset(task)
+        first = environment.reset(for_one_episode(task))
         messages.extend(first.messages)
         take_turns(environment, first, lambda taken: environment.oracle(), step)
         while messages and messages[-1].role != "assistant":

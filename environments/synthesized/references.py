@@ -12,7 +12,7 @@ from collections import OrderedDict
 from functools import cached_property
 
 from environments.contract import Action, Observation, Target, TargetTask, ToolCall, content_hash
-from environments.playing import take_turns
+from environments.playing import for_one_episode, take_turns
 from environments.targets.catalogue import with_scripted_user
 
 # Tasks whose calls are kept: more than a step of training plays, and a home's diagnosis tasks all together.
@@ -67,7 +67,7 @@ class References:
             return environment.step(action)
 
         try:
-            take_turns(environment, environment.reset(task), lambda taken: environment.oracle(), step)
+            take_turns(environment, environment.reset(for_one_episode(task)), lambda taken: environment.oracle(), step)
         finally:
             environment.close()
         with self._lock:
