@@ -53,11 +53,12 @@ def refuse_tools(tools: Sequence[Any]) -> None:
                 f"tools hold {tool!r:.80}; give OpenAI function schemas: "
                 "{'type': 'function', 'function': {'name': ..., 'parameters': {...}}}"
             )
-        schema = function.get("parameters") or {}
-        properties = (schema.get("properties") or {}) if isinstance(schema, Mapping) else None
-        if not isinstance(properties, Mapping):
-            raise EnvironmentFault(f"the parameters of the tool {function['name']!r:.80} are no schema of an object")
         _refuse_no_json(tool, f"the tool {function['name']!r:.80}")
+        if "parameters" in function:
+            _refuse_no_schema(function["parameters"], f"the parameters of the tool {function['name']!r:.80}")
+    names = [tool["function"]["name"] for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise EnvironmentFault(f"tools hold two of the name {twice!r:.80}; give each its own")
 
 
 def suggested(action: A, name: str) -> A:
@@ -98,6 +99,21 @@ def _refuse_message(message: Message, name: str) -> None:
 def _refuse_no_sequence(given: Any, name: str) -> None:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise EnvironmentFault(f"{name} are {given!r:.80}; give a tuple, () for none")
+
+
+def _refuse_no_schema(schema: Any, what: str) -> None:
+    """Refuse what an object's schema, or one of its properties', cannot be; what types there are is not looked at."""
+    if not isinstance(schema, Mapping):
+        raise EnvironmentFault(f"{what} are {schema!r:.80}; give a schema, such as {{'type': 'object'}}")
+    for name, kind, wanted in (
+        ("properties", Mapping, "a dict of schemas"),
+        ("required", list | tuple, "a list of names"),
+        ("enum", list | tuple, "a list of values"),
+    ):
+        if name in schema and not isinstance(schema[name], kind):
+            raise EnvironmentFault(f"{what} have {name} {schema[name]!r:.80}; give {wanted}, or leave it out")
+    for name, part in schema.get("properties", {}).items():
+        _refuse_no_schema(part, f"{what}, property {name!r:.80},")
 
 
 def _refuse_no_unicode(text: str, name: str) -> None:

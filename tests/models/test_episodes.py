@@ -199,7 +199,7 @@ def schema(**parameters: Any) -> dict[str, Any]:
 OFFERS: dict[str, tuple[str, Any, str]] = {
     "no tools": ("tools", None, "tools are None"),
     "a tool without a function": ("tools", [{"name": "f", "input_schema": {}}], "OpenAI function schemas"),
-    "a tool with a list of properties": ("tools", [schema(properties=["a"])], "no schema of an object"),
+    "a tool with a list of properties": ("tools", [schema(properties=["a"])], "['a']; give a dict of schemas"),
     "a tool with a set": ("tools", [schema(properties={"a": {"enum": {1, 2}}})], "no JSON"),
     "no instructions": ("instructions", None, "instructions are None"),
     "half a character": ("instructions", "a\ud800", "not Unicode"),
