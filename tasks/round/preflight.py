@@ -6,6 +6,7 @@ address, key and structured output work; a round that starts at night must not f
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from contextlib import closing
@@ -17,6 +18,7 @@ from environments.contract import SPLITS, Target
 from environments.sandbox.workers import choose_level
 from environments.targets.catalogue import check_target_name
 from environments.task_ids import checked_tasks
+from environments.validation.apart import repeated
 from errors import ConfigurationError, ProviderError
 from models.local.model_files import EMBEDDED, check_base_config, check_base_files
 from models.objects import files_of
@@ -33,6 +35,8 @@ from tasks.round.traffic import STAGES as FINDING
 from tasks.targets.kinds import check_kinds
 from tasks.unattended.notices import check_webhook
 from tasks.unattended.servers import check_servers
+
+logger = logging.getLogger("trace")
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
@@ -252,6 +256,9 @@ def check_tasks(target: Target, until: str = "") -> None:
             raise ConfigurationError(f"{NOTHING_SAID}; POST /v1/feedback gives it (docs/6-serving.md)")
         counts = ", ".join(f"{name} {len(tasks[name])}" for name in SPLITS)
         raise ConfigurationError(f"target {target.name!r} has no {split} task ({counts}), so {lacking[split]}")
+    if needed == SPLITS and (said := repeated(target)):
+        logger.warning("%s (target %s): figures are of what was learnt by heart; give each task to one split",
+                       said, target.name)  # fmt: skip
 
 
 def check_by_loading(settings: Settings, until: str = "") -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import product
 
 from db import GENERALIST
-from environments.contract import Generators, Target, TargetTask
+from environments.contract import SPLITS, Generators, Target, TargetTask
 from environments.picking import in_turn
 from environments.scores import checked_score
 from environments.targets.catalogue import without_model
@@ -59,7 +59,7 @@ def check_kinds(settings: Settings, target: Target) -> None:
     playable = without_model(target)
     if settings.analyst.kind != "checks" or playable is None:
         return
-    kinds = _shown(playable)
+    kinds, looked_at = _shown(playable)
     for kind, why in nameless(sorted(kinds)).items():
         raise TargetError(f"target {target.name!r} has checks of the kind {kind!r}, which {why}")
     if not kinds:
@@ -70,7 +70,10 @@ def check_kinds(settings: Settings, target: Target) -> None:
             target.name,
         )
     elif settings.synthesizer.kind == "generators" and isinstance(target, Generators):
-        _refuse_strangers(target.name, kinds, {need for needs in target.families().values() for need in needs})
+        families = target.families()
+        _refuse_strangers(target.name, kinds, {need for needs in families.values() for need in needs})
+        _tell_of_unseen(target.name, kinds, {need for f in looked_at for need in families.get(f, ())})
+        _tell_of_families(target, set(families))
 
 
 def _refuse_strangers(name: str, kinds: set[str], tags: set[str]) -> None:
@@ -83,23 +86,48 @@ def _refuse_strangers(name: str, kinds: set[str], tags: set[str]) -> None:
         )
 
 
+def _tell_of_unseen(name: str, kinds: set[str], tags: set[str]) -> None:
+    """Tell of capabilities that no check is about: no round can find that one is lacking, and none trains it."""
+    if unseen := tags - kinds:
+        others = kinds - tags
+        logger.warning(
+            "families() of %s need %s, and no required check is of that kind where reference solutions and doing "
+            "nothing were tried, so a round never trains it%s; name a capability alike in Check.kind and in families()",
+            name, _listed(unseen), f" (of no family's kinds are {_listed(others)})" if others else "",
+        )  # fmt: skip
+
+
+def _tell_of_families(target: Target, known: set[str]) -> None:
+    """Tell of families that are called one way by tasks and another way by `families()`: what is trained for such a
+    family is proven by no task."""
+    met = {task.family for split in SPLITS for task in target.tasks(split)}
+    if met - known and known - met:
+        logger.warning(
+            "tasks of %s are of the families %s, which families() has not, and families() has %s, of which there is no "
+            "task; name a family alike in TargetTask.family and in families()",
+            target.name, _listed(met - known), _listed(known - met),
+        )  # fmt: skip
+
+
 def _listed(names: set[str]) -> str:
     return ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "") or "nothing"
 
 
-def _shown(target: Target) -> set[str]:
-    """Kinds of required checks. Raises `TargetError` where no episode at all can be played; one that fails beside
-    others is told, because an agent that plays like it loses the episode."""
+def _shown(target: Target) -> tuple[set[str], set[str]]:
+    """Kinds of required checks, and the families whose reference solutions showed theirs. Raises `TargetError` where no
+    episode at all can be played; one that fails beside others is told, because an agent that plays like it loses the
+    episode."""
     began = time.monotonic()
     families: dict[str, list[TargetTask]] = {}
     for task in target.tasks("diagnosis"):
         families.setdefault(task.family, []).append(task)
-    shown, faults = list[set[str]](), list[str]()
+    shown, faults, looked_at = list[set[str]](), list[str](), set[str]()
     for task, player in product(in_turn(families.values())[:LOOKED_AT], (oracle, no_op)):
         if time.monotonic() - began > SECONDS:
             break
         try:
             shown.append(_kinds(target, task, player))
+            looked_at |= {task.family} if player is oracle else set()
         except (EnvironmentFault, TargetError) as fault:
             what = "its reference solution" if player is oracle else "an agent that does nothing"
             faults.append(f"task {task.id!r} of target {target.name!r}, played by {what}: {fault}")
@@ -110,7 +138,7 @@ def _shown(target: Target) -> set[str]:
         logger.warning(
             "what fails here without a model loses an agent's episode that fails alike: %s%s", faults[0], more
         )
-    return set[str]().union(*shown)
+    return set[str]().union(*shown), looked_at
 
 
 def _kinds(target: Target, task: TargetTask, player: Player) -> set[str]:

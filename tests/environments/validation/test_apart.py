@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from environments.contract import TargetTask
+from environments.contract import SPLITS, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
-from environments.validation.apart import not_apart
+from environments.validation.apart import not_apart, repeated
 from environments.validation.checks import Limits
 from tasks.synthesis.environments import validated
 from tasks.synthesis.guarded import GuardedTarget
@@ -86,3 +86,27 @@ def test_built_in_generators_are_apart(name: str) -> None:
     target: Any = load_target(name)
     scenarios = [target.generate(family, seed) for family in target.families() for seed in range(10)]
     assert not_apart(target, scenarios) == []
+
+
+def test_tasks_that_are_in_two_splits_are_told_by_what_they_hold() -> None:
+    class Leaking(Numbers):
+        step = 50
+
+        def tasks(self, split: str) -> Sequence[TargetTask]:
+            first = SPLITS.index(split) * self.step
+            return [TargetTask(f"{split}-{n}", split, "say", n, {"n": n}) for n in range(first, first + 50)]
+
+    target = Leaking(lambda seed: 1000 + seed)
+    assert repeated(target) == ""
+    target.step = 30
+    assert repeated(target) == "20 of 50 tasks of test are tasks of validation, too, such as 'test-60'"
+    target.step = 20
+    assert repeated(target) == "10 of 50 tasks of test are tasks of diagnosis, too, such as 'test-40'"
+
+
+def test_payloads_that_tell_no_tasks_apart_repeat_nothing() -> None:
+    class Seeds(Numbers):
+        def tasks(self, split: str) -> Sequence[TargetTask]:
+            return [TargetTask(f"{split}-{n}", split, "say", n) for n in range(9)]
+
+    assert repeated(Seeds(abs)) == ""

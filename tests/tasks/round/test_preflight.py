@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ def test_a_target_that_is_only_reported_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(type(shop), "tasks", lambda self, split: [TargetTask("t", split, "f", 0)] * (split == "test"))
     with pytest.raises(ConfigurationError, match=r"'shop' has no diagnosis task \(diagnosis 0, validation 0, test 1\)"):
         check_tasks(shop)
+
+
+def test_tasks_that_are_practised_and_reported_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = target()
+    tasks = type(shop).tasks
+    test = [replace(task, id=f"again-{task.id}", split="test") for task in shop.tasks("diagnosis")[:3]]
+    monkeypatch.setattr(type(shop), "tasks", lambda self, split: test if split == "test" else tasks(self, split))
+    with caplog.at_level("WARNING", "trace"):
+        check_tasks(shop)
+    assert caplog.messages[0].startswith("3 of 3 tasks of test are tasks of diagnosis, too, such as 'again-")
 
 
 @pytest.mark.parametrize("empty", ["validation", "test"])

@@ -167,3 +167,20 @@ def test_a_round_is_refused_before_it_begins_and_the_doctor_says_why(
     with pytest.raises(TargetError, match="'lookUp', which cannot name a capability"):
         check_by_loading(settings)
     assert "'lookUp', which cannot name a capability" in str(doctor_s_target(settings))
+
+
+def test_capabilities_and_families_that_are_spelled_in_two_ways_are_told(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    families = {"a": ("refund_order", "check_status"), "c": ()}
+    monkeypatch.setattr(Generating, "families", lambda self: families)
+    with caplog.at_level(logging.WARNING, "trace"):
+        check(Generating(solved=("refund_order", "status_check")))
+    unseen, strangers = caplog.messages
+    assert "families() of mine need 'check_status', and no required check is of that kind" in unseen
+    assert "(of no family's kinds are 'status_check')" in unseen
+    assert "tasks of mine are of the families 'b', which families() has not, and families() has 'c', of" in strangers
+    caplog.clear()
+    families |= {"a": ("refund_order",), "b": families.pop("c")}
+    check(Generating(solved=("refund_order", "status_check")))
+    assert caplog.messages == []
