@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import AsJson, Home, Profile, printed
+from flows.cli.options import AsJson, Home, Profile, printed, result_alone
 
 
 def add_housekeeping(app: typer.Typer) -> None:
@@ -63,7 +63,8 @@ def doctor(
     from settings import load_settings
     from tasks.housekeeping.doctor import examine, lines
 
-    findings = examine(load_settings(home=home, profile=profile))
+    with result_alone():
+        findings = examine(load_settings(home=home, profile=profile))
     printed([asdict(f) for f in findings], as_json, "\n".join(lines(findings)))
     if any(f.level == "fault" for f in findings):
         raise typer.Exit(1)

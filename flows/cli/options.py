@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +25,14 @@ Budget = Annotated[
     ),
 ]
 Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]
+
+
+@contextmanager
+def result_alone() -> Iterator[None]:
+    """What is printed meanwhile, by the code of a user's own target for one, goes to standard error: standard output is
+    the result's, which a program may read."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def printed(value: Any, as_json: bool, text: str) -> None:

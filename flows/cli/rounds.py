@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetName, printed
+from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetName, printed, result_alone
 from flows.cli.ready import open_home, ready
 
 if TYPE_CHECKING:
@@ -224,6 +224,7 @@ def stage(
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, name)
-    flow = ready(settings, "flows.improve", lambda module: module.check_name(name), name)
-    result = flow.until(name, flow.ImproveParameters(**given))
+    with result_alone():
+        flow = ready(settings, "flows.improve", lambda module: module.check_name(name), name)
+        result = flow.until(name, flow.ImproveParameters(**given))
     printed(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
