@@ -1,12 +1,12 @@
-"""What sampling in 8 bits would gain, and what it would cost: episodes of the shop with the base as it is and with
-every linear layer in 8 bits, in turns.
+"""What sampling with narrower weights gains, and what it costs: episodes of the shop with every linear layer in fp32,
+read from fp16 where this machine does so (`models/local/packed.py`), and in 8 bits, in turns.
 
     python -m benchmarks.eight_bits [--episodes 96] [--rows 48] [--turns 2]
 
-Weights are rounded by output row, inputs by row at every call (LLM.int8, Dettmers et al., 2022, arXiv 2208.07339,
-without its outliers); products of integers are exact. Prints processor seconds and success of both sides, and how far
-the log-probabilities of the base's own answers are apart in nats. The sampler has no such mode: it would have to be
-twice as fast.
+In 8 bits weights are rounded by output row, inputs by row at every call (LLM.int8, Dettmers et al., 2022, arXiv
+2208.07339, without its outliers); products of integers are exact. Prints processor seconds and success of all sides,
+and how far the log-probabilities of the base's own answers are from those of fp32, in nats. The sampler has no mode for
+8 bits: it would have to be twice as fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.rollout import play
 from models.episodes import Trajectory
 from models.local.base import load_base
 from models.local.decoder import FusedDecoder
-from models.local.packed import Packed
+from models.local.packed import Packed, arrange, halves
 
 
 class EightBit:
@@ -58,6 +58,14 @@ def rounded(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     return (x / step).round_().to(torch.int8)
 
 
+def in_fp32(model: Any) -> Any:
+    """The sampler's decoder with its linear layers in fp32."""
+    decoder = FusedDecoder(model)
+    for part in decoder.layers.values():
+        part.packed.lay_out = arrange
+    return decoder
+
+
 def in_eight_bits(model: Any) -> Any:
     """The sampler's decoder with its linear layers in 8 bits."""
     decoder: Any = FusedDecoder(model)
@@ -68,8 +76,9 @@ def in_eight_bits(model: Any) -> Any:
     return decoder
 
 
-def scored(base: Any, played: Sequence[Trajectory]) -> torch.Tensor:
+def scored(base: Any, played: Sequence[Trajectory], decoder: Any) -> torch.Tensor:
     """Log-probabilities of the last answers."""
+    base.policy.decoder = decoder
     base.policy.free_buffers()
     found = []
     for trajectory in played:
@@ -87,7 +96,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     given = parser.parse_args()
     base = load_base(dtype="float32", rows=given.rows)
-    sides = {"fp32": base.policy.decoder, "8 bits": in_eight_bits(base.policy.model)}
+    model = base.policy.model
+    sides = {"fp32": in_fp32(model)} | ({"fp16": FusedDecoder(model)} if halves() else {})
+    sides["8 bits"] = in_eight_bits(model)
     seconds: dict[str, float] = dict.fromkeys(sides, float("inf"))
     played: dict[str, list[Trajectory]] = {}
     for _ in range(given.turns):
@@ -99,13 +110,13 @@ def main() -> None:
     for name, episodes in played.items():
         success = sum(t.score.success for t in episodes if t.score) / len(episodes)
         print(f"{name}: {seconds[name]:.1f} processor seconds, {100 * success:.1f} % of {len(episodes)} succeeded")
-    print(f"8 bits are {seconds['fp32'] / seconds['8 bits']:.2f} times as fast")
-    found = {}
-    for name, decoder in sides.items():
-        base.policy.decoder = decoder
-        found[name] = scored(base, played["fp32"][:32])
-    apart = (found["8 bits"] - found["fp32"]).abs()
-    print(f"{apart.mean():.3f} nats a token apart in the mean, {apart.max():.2f} at most, of {len(apart)} tokens")
+    full = scored(base, played["fp32"][:32], sides["fp32"])
+    for name in list(sides)[1:]:
+        apart = (scored(base, played["fp32"][:32], sides[name]) - full).abs()
+        print(
+            f"{name}: {seconds['fp32'] / seconds[name]:.2f} times as fast as fp32; {apart.mean():.1g} nats a token "
+            f"apart in the mean, {apart.max():.1g} at most, of {len(apart)} tokens"
+        )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,11 @@ A decoding step multiplies each weight with few rows, where the plain CPU kernel
 one on a pre-arranged weight (`benchmarks/floor.py`). The sampler therefore holds arranged copies of the linear
 weights, and the base stays as it was. Layers that read the same input may be arranged as one.
 
+Few rows wait for the weights to be read. Where a processor has no AVX-512, a weight in fp32 whose numbers fp16 holds is
+therefore read from fp16, half as many bytes, and widened on the way: the product is that of fp32 but for the order in
+which it adds up. A base that was published in bf16, as most are, has such weights; one that an adapter is merged into
+has not.
+
 An adapter is merged into the copies of the layers that it touches where weights are in fp32: sampling with it costs
 what sampling without it costs. A narrower weight has no digits for it: in bf16 most of what a first step at a small
 rate has learnt is below half a unit in the last place, and would be rounded away. There B stands beside the copy as
@@ -13,7 +18,7 @@ further columns, and what A makes of the input beside the input: one product, wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -26,6 +31,12 @@ from models.adapters.deltas import Delta
 
 # Rows that the arrangement is tuned for; any other number works.
 TUNED_ROWS = 48
+# The most that a number may move for fp16 to hold it: half of its last digit below 2^-14, where it has fewer digits. Of
+# the numbers of bf16 only those below 2^-17 move at all.
+HELD = 2.0**-25
+# FBGEMM takes so many rows at a time on AVX2. One or two that are left over are added up in another order, so a third
+# is put beside them: what a row comes to must not depend on which others are in flight.
+BLOCK = 6
 # Columns beside a weight come in so many: a GPU's fast kernels want rows of a multiple of 16 bytes.
 COLUMNS = 16
 
@@ -51,6 +62,32 @@ def arrange(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
+@cache
+def halves() -> bool:
+    """Whether fp32 is multiplied with weights in fp16 here: by FBGEMM's kernels for AVX2; no others were measured."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2" or "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False
+    try:
+        torch.ops.quantized.linear_prepack_fp16(torch.zeros(16, 16), None)
+    except (RuntimeError, AttributeError):  # another engine was chosen; a torch that has dropped it
+        return False
+    return True
+
+
+def halved(weight: torch.Tensor) -> torch.ScriptObject | None:
+    """An arranged copy of `weight` (out, in) in fp16 for `linear_dynamic_fp16`; None where fp16 does not hold it."""
+    if weight.dtype != torch.float32 or not halves() or not bool(((weight - weight.half()).abs() <= HELD).all()):
+        return None
+    packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
+    return packed
+
+
+def lay_out(weight: torch.Tensor) -> torch.Tensor | torch.ScriptObject:
+    """The copy of `weight` (out, in) whose product is the fastest here."""
+    half = halved(weight)
+    return arrange(weight) if half is None else half
+
+
 class Packed:
     """y = x W^T + b, W of shape (out, in) or several stacked, arranged where the machine can, with deltas.
 
@@ -63,10 +100,11 @@ class Packed:
         biases = [b.detach() for b in (getattr(module, "bias", None) for module in modules) if b is not None]
         self.bias = torch.cat(biases) if biases else None  # of layers that read the same input, all have one or none
         self.arranged = can_arrange(self.bases[0])
+        self.lay_out: Callable[[torch.Tensor], torch.Tensor | torch.ScriptObject] = lay_out
         self.merges = self.bases[0].dtype.itemsize >= 4  # else deltas stand beside the weight
         self.deltas: dict[int, Delta] = {}
         self.bare = False  # whether the deltas are left out for now
-        self._weight: torch.Tensor | None = None
+        self._weight: torch.Tensor | torch.ScriptObject | None = None
         self._down: torch.Tensor | None = None  # the A of deltas that stand beside the weight, arranged as it is
 
     def merge(self, part: int, delta: Delta | None) -> None:
@@ -78,7 +116,7 @@ class Packed:
         self._weight = self._down = None
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> torch.Tensor | torch.ScriptObject:
         """What a product takes, (out, in), or (out, in + columns) with deltas that are not merged (`_sides`)."""
         if self.bare and self.deltas:  # as the model has it: the same kernels take it, slower
             return torch.cat(self.bases) if len(self.bases) > 1 else self.bases[0]
@@ -91,7 +129,7 @@ class Packed:
             if self.deltas and not self.merges:
                 up, down = self._columns(whole)
                 whole, self._down = torch.cat([whole, up], dim=1), arrange(down) if self.arranged else down
-            self._weight = arrange(whole) if self.arranged else whole
+            self._weight = self.lay_out(whole) if self.arranged else whole
         return self._weight
 
     def _columns(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,18 +146,30 @@ class Packed:
             row += len(base)
         return up, down
 
-    def _sides(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sides(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | torch.ScriptObject]:
         """What is multiplied: x (N, in), with what the deltas' A make of it behind it, and the weight."""
         weight = self.weight
         if self.bare or self._down is None:
             return x, weight
         return torch.cat([x, self._product(x, self._down)], dim=1), weight
 
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def _fuses(self, weight: torch.Tensor | torch.ScriptObject) -> bool:
+        """Whether the product with it has forms that do more than the product."""
+        return self.arranged and isinstance(weight, torch.Tensor)
+
+    def _product(
+        self, x: torch.Tensor, weight: torch.Tensor | torch.ScriptObject, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if isinstance(weight, torch.ScriptObject):
+            rows = len(x)
+            if 0 < rows % BLOCK < 3:
+                x = F.pad(x, (0, 0, 0, 3 - rows % BLOCK))
+            y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight)[:rows]
+            return y if bias is None else y.add_(bias)
         if not self.arranged:
             return F.linear(x, weight, bias)
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return y
+        arranged: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return arranged
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (N, in) -> (N, out)."""
@@ -127,21 +177,25 @@ class Packed:
 
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         """silu(y)."""
-        if not self.arranged:
-            return F.silu(self(x))
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(*self._sides(x), self.bias, "swish", [], "")
+        x, weight = self._sides(x)
+        if not self._fuses(weight):
+            return F.silu(self._product(x, weight, self.bias), inplace=True)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, self.bias, "swish", [], "")
         return y
 
     def times(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """y * other, which has the shape of y."""
-        return self._with(x, other, "mul") if self.arranged else self(x) * other
+        return self._with(x, other, "mul")
 
     def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """y + other, which has the shape of y."""
-        return self._with(x, other, "add") if self.arranged else self(x) + other
+        return self._with(x, other, "add")
 
     def _with(self, x: torch.Tensor, other: torch.Tensor, how: str) -> torch.Tensor:
         x, weight = self._sides(x)
+        if not self._fuses(weight):
+            alone = self._product(x, weight, self.bias)
+            return alone * other if how == "mul" else alone + other
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, self.bias, how)
         return y
 

@@ -165,6 +165,39 @@ def test_a_delta_is_merged_into_a_weight_in_fp32() -> None:
     assert torch.equal(linear(x), packed.Packed([module])(x))
 
 
+@pytest.mark.skipif(not packed.halves(), reason="fp32 is multiplied with weights in fp16 on AVX2 alone")
+def test_a_weight_of_bf16_numbers_in_fp32_is_read_from_fp16_and_nothing_is_lost() -> None:
+    """Each form, and each row whatever is computed beside it: FBGEMM adds up one or two left over in another order."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(160, 96).bfloat16().float().requires_grad_(False)
+    module.weight[0, :3] = torch.tensor([1e-6, 2.0**-17, 0.0]).bfloat16()
+    linear, x, other = packed.Packed([module]), torch.randn(64, 160), torch.randn(64, 96)
+    y = module(x)
+    assert isinstance(linear.weight, torch.ScriptObject)
+    forms = [(linear(x), y), (linear.silu(x), torch.nn.functional.silu(y))]
+    forms += [(linear.times(x, other), y * other), (linear.plus(x, other), y + other)]
+    for found, wanted in forms:
+        assert torch.allclose(found, wanted, atol=2e-6)
+    whole = linear(x)
+    for rows in range(1, len(x)):
+        assert torch.equal(linear(x[:rows]), whole[:rows]), rows
+    delta = Delta(torch.randn(4, 160), torch.randn(96, 4))
+    linear.merge(0, delta)
+    assert torch.allclose(linear(x), y + x @ delta.whole().T, atol=1e-3)
+    linear.merge(0, None)
+    assert torch.equal(linear(x), whole)
+
+
+@pytest.mark.parametrize("number", [0.1, 1e5, float("nan")])
+def test_a_weight_that_fp16_does_not_hold_stays_as_it_is(number: float) -> None:
+    module = torch.nn.Linear(64, 32, bias=False).requires_grad_(False)
+    module.weight.copy_(module.weight.bfloat16())
+    module.weight[3, 5] = number
+    linear, x = packed.Packed([module]), torch.randn(4, 64)
+    assert isinstance(linear.weight, torch.Tensor)
+    assert torch.allclose(linear(x), module(x), rtol=1e-5, equal_nan=True)
+
+
 def test_other_models_go_through_transformers_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     model = llama(hidden_act="gelu")
     with caplog.at_level(logging.WARNING, "trace.models"):
