@@ -109,11 +109,14 @@ def _refuse_no_schema(schema: Any, what: str) -> None:
         ("properties", Mapping, "a dict of schemas"),
         ("required", list | tuple, "a list of names"),
         ("enum", list | tuple, "a list of values"),
+        ("items", Mapping, "a schema"),
     ):
         if name in schema and not isinstance(schema[name], kind):
             raise EnvironmentFault(f"{what} have {name} {schema[name]!r:.80}; give {wanted}, or leave it out")
     for name, part in schema.get("properties", {}).items():
-        _refuse_no_schema(part, f"{what}, property {name!r:.80},")
+        _refuse_no_schema(part, f"{what.removesuffix(',')}, property {name!r:.80},")
+    if "items" in schema:
+        _refuse_no_schema(schema["items"], f"{what.removesuffix(',')}, items,")
 
 
 def _refuse_no_unicode(text: str, name: str) -> None:

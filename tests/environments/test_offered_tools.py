@@ -25,6 +25,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no properties": ({"properties": None}, "have properties None; give a dict of schemas, or leave it out"),
     "a property that is a text": ({"properties": {"day": "string"}}, "property 'day', are 'string'; give a schema"),
     "a requirement that is no list": (DAY | {"required": True}, "have required True; give a list of names"),
+    "a list of nothing": (of_day(items=None), "property 'day', have items None; give a schema, or leave it out"),
+    "a list of lists of no schema": (of_day(items={"items": {"enum": 3}}), "items, items, have enum 3; give a list"),
     "values that are no list": (of_day(enum="Monday"), "property 'day', have enum 'Monday'; give a list of values"),
 }
 
