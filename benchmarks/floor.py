@@ -3,12 +3,13 @@
     python -m benchmarks.floor [--rows 48] [--clock wall|processor]
 
 Random weights of the model's shapes, one set per layer so that no cache holds them, are multiplied with 1 to 1,024 rows
-in fp32, bf16 and int8 (dynamic), plain and arranged (`models/local/packed.py`), q, k, v and gate, up apart or stacked;
-the fastest of all counts; so are attention's two products, of the queries of all rows with the keys and values of a
-prefix of 768 tokens, four of the kind on the way back. The floor of a piece of work is then the time of the linear
-layers, the head and attention's products for exactly the tokens that were computed and what they attend to
-(`models/work.py`): decoded tokens at the rate of a full batch (`--rows`), so that tails count against whoever
-leaves them; all others at the rate of 256 rows. Adapters and everything that is no matrix product are above the floor
+in fp32, bf16 and int8 (dynamic), plain and arranged and with fp32 read from fp16 where this machine does so
+(`models/local/packed.py`), q, k, v and gate, up apart or stacked; the fastest of all counts; so are attention's two
+products, of the queries of all rows with the keys and values of a prefix of 768 tokens, four of the kind on the way
+back. The floor of a piece of work is then the time of the linear layers, the head and attention's products for exactly
+the tokens that were computed and what they attend to (`models/work.py`): decoded tokens at the rate of a full batch
+(`--rows`), so that tails count against whoever leaves them; all others at the rate of 256 rows. Adapters and everything
+that is no matrix product are above the floor
 by definition. `Floor.linear` leaves attention out, as all figures did that are older than it.
 
 `--clock processor` takes processor time, for one thread on a machine that others use meanwhile.
@@ -20,12 +21,13 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from models.local.packed import arrange, can_arrange
+from models.local.packed import Packed, arrange, can_arrange, halves
 from models.work import Work
 
 Clock = Callable[[], float]
@@ -116,11 +118,15 @@ def best(work: Callable[[], object], clock: Clock, repeats: int = 5) -> float:
     return min(found[1:])
 
 
-def _product(weight: torch.Tensor, arranged: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    if not arranged:
+def _product(weight: torch.Tensor, way: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    if way == "plain":
         return lambda x: F.linear(x, weight)
-    packed = arrange(weight)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    if way == "int8":
+        return _int8(weight)
+    packed = Packed([SimpleNamespace(weight=weight)])
+    if way == "arranged":
+        packed.lay_out = arrange
+    return packed
 
 
 def _int8(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -136,11 +142,14 @@ def products(shapes: tuple[tuple[int, int], ...], copies: int, rows: int, kind: 
     """Seconds of `copies` times the products of `shapes` with `rows` rows, by arrangement; `kind` is a dtype's name."""
     dtype = torch.float32 if kind == "int8" else getattr(torch, kind)
     inputs = {width: torch.randn(rows, width).to(dtype) for _, width in shapes}
-    weights = [torch.randn(shape, dtype=torch.float32).to(dtype) for _ in range(copies) for shape in shapes]
+    # Of bf16's numbers, as a published base's are: fp16 holds them.
+    weights = [torch.randn(shape).bfloat16().to(dtype) for _ in range(copies) for shape in shapes]
     found = {}
     ways = ["int8"] if kind == "int8" else ["plain", *(["arranged"] if can_arrange(weights[0]) else [])]
+    if kind == "float32" and halves():
+        ways.append("from fp16")
     for way in ways:
-        calls = [(_int8(w) if way == "int8" else _product(w, way == "arranged"), inputs[w.shape[1]]) for w in weights]
+        calls = [(_product(w, way), inputs[w.shape[1]]) for w in weights]
         found[way] = best(lambda calls=calls: [call(x) for call, x in calls], clock)  # type: ignore[misc]
     return found
 
@@ -165,8 +174,8 @@ def attending(shapes: Shapes, rows: int, kind: str, clock: Clock, back: bool = F
         return best(turned, clock)
     found = [best(lambda: [(x @ y.t(), u @ z) for x, y, u, z in zip(q, k, w, v, strict=True)], clock)]
     if can_arrange(k[0]):
-        calls = [(_product(y, True), x) for x, y in zip(q, k, strict=True)]
-        calls += [(_product(z.t().contiguous(), True), u) for u, z in zip(w, v, strict=True)]
+        calls = [(_product(y, "arranged"), x) for x, y in zip(q, k, strict=True)]
+        calls += [(_product(z.t().contiguous(), "arranged"), u) for u, z in zip(w, v, strict=True)]
         found.append(best(lambda: [call(x) for call, x in calls], clock))
     return min(found)
 
