@@ -1,10 +1,11 @@
-"""What sampling with narrower weights gains, and what it costs: episodes of the shop with every linear layer in fp32,
-read from fp16 where this machine does so (`models/local/packed.py`), and in 8 bits, in turns.
+"""What sampling with narrower weights gains, and what it costs: episodes of the shop with all linear layers in fp32 and
+in 8 bits, in turns; without AVX-512, where products of 8 bits have no fast kernel, in fp32 and in fp32 read from fp16
+(`models/local/packed.py`).
 
     python -m benchmarks.eight_bits [--episodes 96] [--rows 48] [--turns 2]
 
 In 8 bits weights are rounded by output row, inputs by row at every call (LLM.int8, Dettmers et al., 2022, arXiv
-2208.07339, without its outliers); products of integers are exact. Prints processor seconds and success of all sides,
+2208.07339, without its outliers); products of integers are exact. Prints processor seconds and success of both sides,
 and how far the log-probabilities of the base's own answers are from those of fp32, in nats. The sampler has no mode for
 8 bits: it would have to be twice as fast.
 """
@@ -97,8 +98,8 @@ def main() -> None:
     given = parser.parse_args()
     base = load_base(dtype="float32", rows=given.rows)
     model = base.policy.model
-    sides = {"fp32": in_fp32(model)} | ({"fp16": FusedDecoder(model)} if halves() else {})
-    sides["8 bits"] = in_eight_bits(model)
+    other = {"from fp16": FusedDecoder(model)} if halves() else {"8 bits": in_eight_bits(model)}
+    sides = {"fp32": in_fp32(model), **other}
     seconds: dict[str, float] = dict.fromkeys(sides, float("inf"))
     played: dict[str, list[Trajectory]] = {}
     for _ in range(given.turns):

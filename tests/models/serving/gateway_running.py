@@ -92,3 +92,9 @@ def run(**given: Any) -> Iterator[Running]:
         app, fleet, router = built(behind, **given)
         with serving(app) as url:
             yield Running(url, stub, fleet, app.gateway, router)
+
+
+def signed(answer: httpx.Response) -> tuple[str, str, str]:
+    """Release, router and adapter that an answer is signed with."""
+    head = answer.headers
+    return head["x-trace-release"], head.get("x-trace-router", ""), head["x-trace-adapter"]

@@ -23,7 +23,7 @@ from models.serving.fleet.lifecycle import AdapterState
 from models.serving.gateway.conversations import RouteBook
 from models.serving.gateway.settings import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
-from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
+from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run, signed
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 
 TOOLS = [
@@ -180,12 +180,6 @@ def test_a_turn_that_may_call_no_tool_has_the_prompt_that_it_would_have(running:
 
 
 ONE, TWO, SHIP = "refund@v1-aaaaaaaa", "refund@v2-bbbbbbbb", "ship@v1-cccccccc"
-
-
-def signed(answer: httpx.Response) -> tuple[str, str, str]:
-    """Release, router and adapter that an answer is signed with."""
-    head = answer.headers
-    return head["x-trace-release"], head.get("x-trace-router", ""), head["x-trace-adapter"]
 
 
 def test_a_conversation_goes_on_with_its_adapter_while_that_is_loaded(running: Running) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,17 +153,6 @@ def test_feedback_leaves_with_the_words_that_it_was_about(store: Store, log: Tra
     log.flush()
     (row,) = store.rows(ConversationRow)
     assert (row.success, row.reward, row.comment, row.feedback_at) == (None, None, "", None)
-
-
-def test_feedback_whose_words_were_removed_is_about_no_others(store: Store, log: TrafficLog) -> None:
-    """A client that gives its user's id to one conversation after the other."""
-    log.add(spoken("anna", "wrong"))
-    say(log, "", Feedback("anna", success=False))
-    assert store.forget_conversations(utc_now() + timedelta(days=1)) == (0, 1)
-    log.add(spoken("anna", "right"))
-    log.flush()
-    (row,) = store.rows(ConversationRow)
-    assert (row.messages[-1]["content"], row.success, row.reward) == ("It is right.", None, None)
 
 
 class Meanwhile(dict[str, float]):
