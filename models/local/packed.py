@@ -76,7 +76,9 @@ def halves() -> bool:
 
 def halved(weight: torch.Tensor) -> torch.ScriptObject | None:
     """An arranged copy of `weight` (out, in) in fp16 for `linear_dynamic_fp16`; None where fp16 does not hold it."""
-    if weight.dtype != torch.float32 or not halves() or not bool(((weight - weight.half()).abs() <= HELD).all()):
+    if weight.dtype != torch.float32 or not halves():
+        return None
+    if not bool(weight.half().float().sub_(weight).abs_().max() <= HELD):  # nor where one of them is no number
         return None
     packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
     return packed
@@ -105,6 +107,7 @@ class Packed:
         self.deltas: dict[int, Delta] = {}
         self.bare = False  # whether the deltas are left out for now
         self._weight: torch.Tensor | torch.ScriptObject | None = None
+        self._half: torch.ScriptObject | None = None  # the base in fp16: kept, as it takes longer to make than to keep
         self._down: torch.Tensor | None = None  # the A of deltas that stand beside the weight, arranged as it is
 
     def merge(self, part: int, delta: Delta | None) -> None:
@@ -118,6 +121,8 @@ class Packed:
     @property
     def weight(self) -> torch.Tensor | torch.ScriptObject:
         """What a product takes, (out, in), or (out, in + columns) with deltas that are not merged (`_sides`)."""
+        if self._half is not None and (self.bare or not self.deltas):
+            return self._half
         if self.bare and self.deltas:  # as the model has it: the same kernels take it, slower
             return torch.cat(self.bases) if len(self.bases) > 1 else self.bases[0]
         if self._weight is None:
@@ -129,7 +134,13 @@ class Packed:
             if self.deltas and not self.merges:
                 up, down = self._columns(whole)
                 whole, self._down = torch.cat([whole, up], dim=1), arrange(down) if self.arranged else down
-            self._weight = self.lay_out(whole) if self.arranged else whole
+            if not self.arranged:
+                self._weight = whole
+            elif self.deltas:  # merged: numbers that fp16 does not hold, and to find that out takes time
+                self._weight = arrange(whole)
+            else:
+                self._weight = self.lay_out(whole)
+                self._half = self._weight if isinstance(self._weight, torch.ScriptObject) else None
         return self._weight
 
     def _columns(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

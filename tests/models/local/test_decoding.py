@@ -184,6 +184,9 @@ def test_a_weight_of_bf16_numbers_in_fp32_is_read_from_fp16_and_nothing_is_lost(
     delta = Delta(torch.randn(4, 160), torch.randn(96, 4))
     linear.merge(0, delta)
     assert torch.allclose(linear(x), y + x @ delta.whole().T, atol=1e-3)
+    linear.bare = True
+    assert torch.equal(linear(x), whole)
+    linear.bare = False
     linear.merge(0, None)
     assert torch.equal(linear(x), whole)
 
