@@ -14,7 +14,6 @@ from environments.validation.checks import ValidationVerdict
 from errors import ConfigurationError
 from flows.cli.main import app
 from flows.improve import ImproveParameters, improve, run_name, until
-from flows.prefect_server import let_schedules_run
 from settings import Settings
 
 ACCEPTED = ValidationVerdict(True, (), {})
@@ -90,13 +89,3 @@ def test_a_run_is_named_by_its_settings_alone(monkeypatch: pytest.MonkeyPatch) -
 def test_lines_outside_of_a_flow_are_no_warnings_of_prefect(recwarn: pytest.WarningsRecorder) -> None:
     APILogHandler().emit(logging.makeLogRecord({"name": "trace", "levelno": logging.WARNING, "msg": "no GPU"}))
     assert [str(warned.message) for warned in recwarn] == []
-
-
-def test_prefect_s_bulk_inserts_pass_over_what_is_no_column() -> None:
-    """Or its scheduler inserts no run (a real server: `tests/integration/test_deployment.py`)."""
-    let_schedules_run()
-    from prefect.server.database.orm_models import FlowRun, Run
-
-    for kind, name in ((FlowRun, "state"), (Run, "estimated_run_time")):
-        assert vars(kind)[name].bulk_dml_setter is not None
-    assert let_schedules_run() == []
