@@ -17,9 +17,11 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, ClassVar
 
 from db import TrajectoryRow
+from db.values.types import utc_now
 from environments.contract import Target, TargetTask
 from environments.picking import spread
 from tasks.methods.examples import Worked, fits, reference_notes, worked_examples
@@ -140,12 +142,14 @@ def proposer_of(context: Context, pool: Sequence[Worked]) -> Proposer:
 @dataclass(frozen=True)
 class Rollouts:
     """GEPA's adapter: a candidate is a prompt of the bare base, its score on a task the success of one episode. `asked`
-    has the ids of all episodes that the run has asked for, stored or not."""
+    has the ids of all episodes that the run has asked for, stored or not; those stored before `began` were not played
+    again."""
 
     context: Context
     proposer: Proposer
     meter: Meter
     asked: set[str] = field(default_factory=set)
+    began: datetime = field(default_factory=utc_now)
 
     @property
     def propose_new_texts(self) -> Any:
@@ -165,7 +169,9 @@ class Rollouts:
         scores = [mean if row.success is None else float(row.success) for row in played]
         new = set(ids) - self.asked
         self.asked.update(new)
-        self.meter.advance_by(len(new), f"{100 * sum(scores) / len(scores):.0f} % of the last {len(scores)}")
+        stored = sum(row.created_at < self.began for row in rows.values() if row.id in new)
+        said = f"{100 * sum(scores) / len(scores):.0f} % of the last {len(scores)}"
+        self.meter.advance_by(len(new), said, stored=stored)
         return EvaluationBatch(outputs=played, scores=scores, trajectories=played if capture_traces else None)
 
     def make_reflective_dataset(

@@ -53,9 +53,10 @@ class Meter:
         """One more is done; `note` is shown beside it. In a log, `say` writes a line even if the last one is recent."""
         self.advance_by(1, note, say)
 
-    def advance_by(self, count: int, note: str = "", say: bool = False) -> None:
-        """So many more are done, at once."""
+    def advance_by(self, count: int, note: str = "", say: bool = False, stored: int = 0) -> None:
+        """So many more are done, at once. `stored` of them were before: they count into no rate."""
         self.done += count
+        self.before += stored
         self._tell(note, say)
 
     def beat(self, note: str = "", moved: bool = True) -> None:

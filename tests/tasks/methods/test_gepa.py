@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from db.values.types import utc_now
 from environments.contract import Message, TargetTask
 from tasks.methods import gepa as room
 from tasks.methods.gepa import BATCH, IDLE, Rollouts, _Spent, trace_gepa
@@ -24,6 +26,7 @@ from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun, close_round, diagnos
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.unattended import progress
+from tasks.unattended.progress import Meter
 from tests.tasks.methods.letters_target import SIZE
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
@@ -110,23 +113,39 @@ def test_a_run_ends_where_its_episodes_do_or_nothing_new_is_proposed() -> None:
 def test_an_episode_that_was_lost_is_no_failure_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gepa")
     ended = {"a": True, "b": False, "lost": None, "c": True}
-    rows = [SimpleNamespace(task_id=name, id=name, success=success) for name, success in ended.items()]
+    now = utc_now()
+    rows = [SimpleNamespace(task_id=name, id=name, success=success, created_at=now) for name, success in ended.items()]
     context = SimpleNamespace(
         store=SimpleNamespace(trajectories=lambda round_id, id: [row for row in rows if row.id in id])
     )
     monkeypatch.setattr(room, "play_answer", lambda answer, tasks, trials, what: [task.id for task in tasks])
     monkeypatch.setattr(room, "_record", lambda row: row.id)
-    meter = SimpleNamespace(advance_by=lambda count, note: None)
-    rollouts = Rollouts(context, proposer(), meter)  # type: ignore[arg-type]
+    meter = Meter("gepa", 4, "episodes")
+    rollouts = Rollouts(context, proposer(), meter, began=now)  # type: ignore[arg-type]
     seed = {INSTRUCTIONS: "Say.", EXAMPLES: ""}
 
     def evaluated(*names: str) -> Any:
         return rollouts.evaluate([TargetTask(name, "validation", "low", 0) for name in names], seed, True)
 
-    assert evaluated(*ended).scores == [1.0, 0.0, pytest.approx(2 / 3), 1.0]
-    assert evaluated("lost").scores == [0.0]
-    told = rollouts.make_reflective_dataset(seed, evaluated(*ended), [EXAMPLES])
+    with meter:
+        assert evaluated(*ended).scores == [1.0, 0.0, pytest.approx(2 / 3), 1.0]
+        assert evaluated("lost").scores == [0.0]
+        told = rollouts.make_reflective_dataset(seed, evaluated(*ended), [EXAMPLES])
     assert told == {EXAMPLES: ["a", "b", "c"]}, "nor is it reflected on"
+    assert (meter.done, meter.before) == (4, 0), "those asked for again are not counted again"
+
+
+def test_what_an_earlier_process_played_flatters_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a run that goes on says for an hour that it is nearly done."""
+    began = utc_now()
+    ages = {"a": began - timedelta(hours=1), "b": began + timedelta(seconds=1)}
+    rows = [SimpleNamespace(task_id=name, id=name, success=True, created_at=made) for name, made in ages.items()]
+    context = SimpleNamespace(store=SimpleNamespace(trajectories=lambda round_id, id: rows))
+    monkeypatch.setattr(room, "play_answer", lambda answer, tasks, trials, what: [task.id for task in tasks])
+    with Meter("gepa", 9, "episodes", done=3) as meter:
+        rollouts = Rollouts(context, proposer(), meter, began=began)  # type: ignore[arg-type]
+        rollouts.evaluate([TargetTask(name, "validation", "low", 0) for name in ages], {INSTRUCTIONS: "", EXAMPLES: ""})
+    assert (meter.done, meter.before) == (5, 4)
 
 
 @pytest.mark.parametrize("changed", [True, False])
