@@ -1,4 +1,5 @@
-"""Ten modules, written by hand as a model might write them: five sound, five flawed in one way each."""
+"""Modules written by hand as a model might write them, five flawed in one way each; the sound ones are accepted in
+`test_weakenings.py`."""
 
 import hashlib
 import json
@@ -29,19 +30,6 @@ FLAWED = {
     "trivial": ["constant_done: success 1", "red team: claim "],
     "escaping": ["static: line 3: import of os is forbidden"],
 }
-
-
-@pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
-def test_sound_modules_are_accepted_at_the_published_sample_sizes(path):
-    verdict = validate_file(path)
-    assert verdict.accepted, verdict.reasons
-    figures = verdict.figures
-    assert figures["scenarios"]["distinct"] == 100
-    assert figures["policies"]["oracle"]["success_rate"] == 1.0
-    assert sum(name.startswith("wrong.") for name in figures["policies"]) >= 3
-    assert figures["red_team"]["attacks"] >= 20
-    assert figures["sandbox"]["level"] in ("container", "bubblewrap")
-    json.dumps(verdict.as_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("name", FLAWED)

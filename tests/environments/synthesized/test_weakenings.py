@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -10,13 +11,11 @@ from environments.contract import Message, ToolCall
 from environments.synthesized.module_files import validate_module, verdict_lines
 from environments.synthesized.modules import SandboxedModule
 from environments.validation.need import Materials, Need, NeedLimits, check_need
-from environments.validation.repeats import Source
 from tests.environments.synthesized.weakenings import (
     ADDRESS,
     ASK,
     CHECK,
-    EVIDENCE,
-    HELD_OUT,
+    MATERIALS,
     NEWEST,
     REFUND,
     WEAKENINGS,
@@ -29,7 +28,6 @@ _LOOK = """def _look(state):
 """
 _WANTED = """    wanted = [_look(state), *(c for c in scenario["goal"]["calls"] if c != _look(state))]
 """
-MATERIALS = Materials(EVIDENCE, tuple(Source("a held-out task", text) for text in HELD_OUT))
 
 
 @pytest.mark.parametrize("name", WEAKENINGS)
@@ -50,9 +48,17 @@ def test_there_are_four_of_each_way_to_weaken():
 
 @pytest.mark.parametrize("path", [ASK, CHECK, REFUND, NEWEST, ADDRESS], ids=lambda path: path.stem)
 def test_the_sound_modules_are_accepted_by_the_same_settings_within_their_time(path):
+    """At the published sample sizes."""
     verdict = validate_module(path.read_text(), materials=MATERIALS)
     assert verdict.accepted, verdict.reasons
-    need = verdict.figures["need"]
+    figures = verdict.figures
+    assert figures["scenarios"]["distinct"] == 100
+    assert figures["policies"]["oracle"]["success_rate"] == 1.0
+    assert sum(name.startswith("wrong.") for name in figures["policies"]) >= 3
+    assert figures["red_team"]["attacks"] >= 20
+    assert figures["sandbox"]["level"] in ("container", "bubblewrap")
+    json.dumps(verdict.as_dict(), allow_nan=False)
+    need = figures["need"]
     assert need["seconds"] < 60
     assert need["step"]["differing"] == need["step"]["episodes"] == 100
     assert need["step"]["success_rate"] <= 0.1

@@ -7,6 +7,9 @@ form; three with entities copied from what the author was shown; and one in whic
 from dataclasses import dataclass
 from pathlib import Path
 
+from environments.validation.need import Materials
+from environments.validation.repeats import Source
+
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "environments" / "synthesized" / "worked_examples"
 ASK = EXAMPLES / "ask_for_missing_detail.py"
@@ -23,6 +26,7 @@ EVIDENCE = (
     "user: Send A-640 to 7 Mill Road, 80231 please.\n1. agent: Which order?",
 )
 HELD_OUT = ("I sent everything of R700123 back. Refund it.", "And R700456?", "Please refund R700789 to me.")
+MATERIALS = Materials(EVIDENCE, tuple(Source("a held-out task", text) for text in HELD_OUT))
 
 
 @dataclass(frozen=True)
