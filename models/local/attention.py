@@ -142,12 +142,14 @@ def attend_causal(
 class PrefixWeights:
     """Keys and values of a shared prefix in one layer, (Hkv, P, D) each, as the matrices that decoding multiplies by.
 
-    In fp32 they are arranged as the model's own weights are: the plain product takes 1.6 times as long
-    (`benchmarks/README.md`); in bf16 the plain one is the faster."""
+    In fp32 with AVX-512 they are arranged as the model's own weights are: the plain product of 48 rows takes 1.6 times
+    as long (`benchmarks/README.md`). With AVX2 alone the arranged one takes longer, with few rows three to six times as
+    long; and in bf16 the plain one is the faster."""
 
     def __init__(self, k: torch.Tensor, v: torch.Tensor) -> None:
         self.k, self.v = k, v
-        self.arranged = k.dtype == torch.float32 and can_arrange(k)
+        wide = torch.backends.cpu.get_cpu_capability() != "AVX2"
+        self.arranged = wide and k.dtype == torch.float32 and can_arrange(k)
         if self.arranged:
             self._k = [arrange(head) for head in k]
             self._v = [arrange(head.t()) for head in v]

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.adapters.deltas import Delta
 from models.local import packed
-from models.local.attention import NAME
+from models.local.attention import NAME, PrefixWeights, attend_decoding
 from models.local.decoder import FusedDecoder, PlainDecoder, make_decoder
 from models.local.drawing import BLOCK, draw
 from models.local.kv_cache import KeyValueCache, PrefixPass, RowsPass
@@ -199,6 +199,31 @@ def test_a_weight_that_fp16_does_not_hold_stays_as_it_is(number: float) -> None:
     linear, x = packed.Packed([module]), torch.randn(4, 64)
     assert isinstance(linear.weight, torch.Tensor)
     assert torch.allclose(linear(x), module(x), rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+def test_a_shared_prefix_is_attended_to_alike_on_every_processor(
+    monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    """Its matrices are arranged on some; one query at a time, by definition, is the reference."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    torch.manual_seed(0)
+    (k, v), q = torch.randn(2, 2, 50, 16), torch.randn(5, 6, 16)
+    own_k, own_v = torch.randn(2, 5, 2, 7, 16)
+    seen = [3, 7, 1, 5, 2]
+    hidden = torch.full((5, 2, 1, 7), float("-inf"))
+    for row, count in enumerate(seen):
+        hidden[row, ..., :count] = 0.0
+    prefix = PrefixWeights(k, v)
+    assert prefix.arranged is (capability != "AVX2" and packed.can_arrange(k))
+    found = attend_decoding(q, own_k, own_v, hidden.view(10, 1, 7), prefix)
+    for row, count in enumerate(seen):
+        for head in range(6):
+            group = head // 3
+            keys = torch.cat([k[group], own_k[row, group, :count]])
+            weights = torch.softmax(keys @ q[row, head], dim=0)
+            wanted = weights @ torch.cat([v[group], own_v[row, group, :count]])
+            assert torch.allclose(found[row, head], wanted, atol=1e-5)
 
 
 def test_other_models_go_through_transformers_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
