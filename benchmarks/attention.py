@@ -1,9 +1,10 @@
-"""Attention of rows behind a shared prefix, forward and back: whole score tensors, torch's kernels, and block by block.
+"""Attention of rows behind a shared prefix, forward and back: whole score tensors, torch's kernels, and block by block;
+and of rows that decode, with the prefix's keys and values arranged and as they are.
 
     python -m benchmarks.attention [--dtype float32 bfloat16] [--clock wall|processor]
 
 Rows and prefix of a micro-batch of the shop, one layer of the embedded model; least milliseconds of five, each way in
-its turn. The three agree within rounding, which is checked.
+its turn. All ways agree within rounding, which is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.floor import CLOCKS, Clock
-from models.local.attention import attend_padded
+from models.local.attention import PrefixWeights, attend_decoding, attend_padded
+from models.local.packed import can_arrange
 from models.training.forward import attend_by_kernels, attend_plain
 
 HEADS, GROUPS, DIM = 9, 3, 64
@@ -63,6 +65,30 @@ def milliseconds(dtype: torch.dtype, clock: Clock, repeats: int = 5) -> dict[str
     return {name: (min(f for f, _ in times), min(b for _, b in times)) for name, times in took.items()}
 
 
+def decoding_microseconds(
+    dtype: torch.dtype, rows: int, clock: Clock, repeats: int = 5, calls: int = 50
+) -> dict[str, float]:
+    """Of rows with one new token each and forty of their own, by how the prefix is held."""
+    torch.manual_seed(0)
+    (k, v), q = torch.randn(2, GROUPS, PREFIX, DIM).to(dtype), (torch.randn(rows, HEADS, DIM) * 0.1).to(dtype)
+    own, hidden = torch.randn(2, rows, GROUPS, 40, DIM).to(dtype), torch.zeros(rows * GROUPS, 1, 40, dtype=dtype)
+    ways = {"plain": PrefixWeights(k, v, arranged=False)}
+    if can_arrange(k):
+        ways["arranged"] = PrefixWeights(k, v, arranged=True)
+    took: dict[str, float] = dict.fromkeys(ways, float("inf"))
+    found: dict[str, torch.Tensor] = {}
+    with torch.inference_mode():
+        for _ in range(repeats):
+            for name, prefix in ways.items():
+                began = clock()
+                for _ in range(calls):
+                    found[name] = attend_decoding(q, own[0], own[1], hidden, prefix)
+                took[name] = min(took[name], 1e6 * (clock() - began) / calls)
+    for tensor in found.values():
+        assert torch.allclose(tensor.float(), found["plain"].float(), atol=1e-4 if dtype == torch.float32 else 0.05)
+    return took
+
+
 def figures() -> dict[str, float]:
     """For `make bench`."""
     found = milliseconds(torch.float32, CLOCKS["processor"])
@@ -78,6 +104,9 @@ def main() -> None:
     for name in given.dtype:
         for way, (forward, both) in milliseconds(getattr(torch, name), CLOCKS[given.clock]).items():
             print(f"{name:9} {way:8} forward {forward:6.1f} ms, and back {both:6.1f} ms")
+        for rows in (1, 3, 16, 48):
+            took = decoding_microseconds(getattr(torch, name), rows, CLOCKS[given.clock])
+            print(f"{name:9} {rows:2} rows decode: {', '.join(f'{way} {us:.0f} us' for way, us in took.items())}")
 
 
 if __name__ == "__main__":

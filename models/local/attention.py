@@ -144,12 +144,12 @@ class PrefixWeights:
 
     In fp32 with AVX-512 they are arranged as the model's own weights are: the plain product of 48 rows takes 1.6 times
     as long (`benchmarks/README.md`). With AVX2 alone the arranged one takes longer, with few rows three to six times as
-    long; and in bf16 the plain one is the faster."""
+    long; and in bf16 the plain one is the faster. `arranged` decides instead."""
 
-    def __init__(self, k: torch.Tensor, v: torch.Tensor) -> None:
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, arranged: bool | None = None) -> None:
         self.k, self.v = k, v
         wide = torch.backends.cpu.get_cpu_capability() != "AVX2"
-        self.arranged = wide and k.dtype == torch.float32 and can_arrange(k)
+        self.arranged = wide and k.dtype == torch.float32 and can_arrange(k) if arranged is None else arranged
         if self.arranged:
             self._k = [arrange(head) for head in k]
             self._v = [arrange(head.t()) for head in v]
