@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -97,7 +97,8 @@ class MinedCapability:
 class Labelling:
     """All labels of the complete runs [run, trajectory_id, capability, label, weight, passed, request_hash], the runs
     that were refused, with what was wrong, and those of them that may be complete when asked again later. `filtered`
-    are trajectories that the provider or the model refuses also alone, and that no run labels."""
+    are trajectories that the provider or the model refuses, or gives no usable reply about, also alone, and that no run
+    labels."""
 
     labels: pd.DataFrame
     refused: tuple[tuple[int, str], ...]
@@ -160,70 +161,90 @@ def label(
 ) -> Labelling:
     """N independent runs over every (trajectory, capability) pair, each in fresh contexts and in an order of its own.
 
-    The trajectories of a request that is refused for good are asked about singly, and those refused again are left out
-    of all runs. A run in which a request stayed without a usable answer for another reason is refused as a whole and
-    named; one of which no request was answered, as the calls failed, is the last that is tried. As soon as fewer than
-    `required` can be complete this raises a `ProviderError` (`transient` where asking soon may help) if the model may
-    answer later, else `LabelError`. Every label carries the hash of the request that gave it.
+    The trajectories of a request that is refused for good, or that no reply is usable for though others of the run are,
+    are asked about singly, and those of which the same holds alone are left out of all runs. A run in which a request
+    stayed without a usable answer for another reason is refused as a whole and named; one of which no request was
+    answered, as the calls failed, is the last that is tried. Once enough runs are complete, the others are asked once
+    more for what trouble that may have passed has cost them: the rule is of all N. As soon as fewer than `required` can
+    be complete this raises a `ProviderError` (`transient` where asking soon may help) if the model may answer later,
+    else `LabelError`. Every label carries the hash of the request that gave it.
     """
     by_id = {t.id: t for t in transcripts}
     if len(by_id) != len(transcripts):
         raise LabelError(f"{len(transcripts) - len(by_id)} trajectories are given twice; give each once")
     texts = {t.id: compact(t.messages, settings.trajectory_tokens, t.id) for t in transcripts}
     names = [candidate.name for candidate in candidates]
-    complete: list[tuple[int, list[tuple[str, dict[str, dict[str, str]]]]]] = []
-    refused: list[tuple[int, str]] = []
-    waiting: list[int] = []
+    complete: dict[int, list[tuple[str, dict[str, dict[str, str]]]]] = {}
+    refused: dict[int, str] = {}
+    waiting: set[int] = set()
     filtered: dict[str, str] = {}
     transient = False
-    for run in range(settings.runs):
-        # Left out of the batches as they are without a refusal: the other batches are those that were answered before.
-        batches = [[t for t in batch if t not in filtered] for batch in _batches(list(by_id), settings, run)]
-        shown: dict[str, Any] = {"by_id": by_id, "texts": texts, "candidates": candidates, "context": context}
-        ask = partial(_label_question, settings=settings, run=run, **shown)
-        rows, failures, alone = _asked(analyst, [batch for batch in batches if batch], ask)
-        filtered |= alone
-        if len(filtered) == len(by_id):
-            raise LabelError(f"every one of {len(by_id)} trajectories is refused: {next(iter(filtered.values()))}")
-        if not failures:
-            complete.append((run, rows))
-            continue
-        count = len(rows) + len(failures)
-        refused.append((run, f"{len(failures)} of {count} requests stayed without labels, first: {failures[0]}"))
-        transient |= any(failure.transient for failure in failures)
-        if any(map(unanswered, failures)):
-            waiting.append(run)
-        if not rows and all(map(unanswered, failures)):
-            waiting += range(run + 1, settings.runs)
-            break
-        if settings.runs - len(refused) < required:
-            break
+
+    def ask_runs(runs: Iterable[int]) -> None:
+        nonlocal transient
+        for run in runs:
+            # Left out of the batches as they are without a refusal: the others are those that were answered before.
+            batches = [[t for t in batch if t not in filtered] for batch in _batches(list(by_id), settings, run)]
+            shown: dict[str, Any] = {"by_id": by_id, "texts": texts, "candidates": candidates, "context": context}
+            ask = partial(_label_question, settings=settings, run=run, **shown)
+            rows, failures, alone = _asked(analyst, [batch for batch in batches if batch], ask)
+            filtered.update(alone)
+            if len(filtered) == len(by_id):
+                raise LabelError(f"every one of {len(by_id)} trajectories is refused: {next(iter(filtered.values()))}")
+            refused.pop(run, None)
+            waiting.discard(run)
+            if not failures:
+                complete[run] = rows
+                continue
+            count = len(rows) + len(failures)
+            refused[run] = f"{len(failures)} of {count} requests stayed without labels, first: {failures[0]}"
+            transient |= any(failure.transient for failure in failures)
+            if any(map(unanswered, failures)):
+                waiting.add(run)
+            if not rows and all(map(unanswered, failures)):
+                waiting.update(set(range(settings.runs)) - {*complete, *refused})
+                return
+            if settings.runs - len(refused) < required:
+                return
+
+    ask_runs(range(settings.runs))
+    if transient and len(complete) >= required:
+        ask_runs(sorted(waiting))
     if len(complete) < required:
         raise _too_few(len(complete), required, settings.runs, refused, bool(waiting), transient)
     labelled = {t: by_id[t] for t in by_id if t not in filtered}
-    return Labelling(_frame(complete, labelled, names), tuple(refused), tuple(waiting), tuple(filtered))
+    labels = _frame(sorted(complete.items()), labelled, names)
+    return Labelling(labels, tuple(sorted(refused.items())), tuple(sorted(waiting)), tuple(filtered))
 
 
 def _asked(
     analyst: Asker, batches: Sequence[list[str]], ask: Callable[[list[str]], Question[GivenLabels]]
 ) -> tuple[list[tuple[str, dict[str, dict[str, str]]]], list[ProviderError], dict[str, str]]:
-    """A run's labels by request, the requests that stayed without any, and the trajectories that are refused also
-    alone, with what was said of each."""
+    """A run's labels by request, the requests that stayed without any, and the trajectories that are refused, or that
+    no reply is usable about, also alone, with what was said of each."""
     heard = list(zip(batches, analyst.ask_many([ask(batch) for batch in batches]), strict=True))
-    singly = [[t] for batch, answer in heard if isinstance(answer, Refused) and len(batch) > 1 for t in batch]
-    heard = [(batch, answer) for batch, answer in heard if not isinstance(answer, Refused) or len(batch) == 1]
+    # Where no reply of the run can be used it is the model, or what is asked: to ask about each would only cost more.
+    usable = any(isinstance(answer, Answer) for _, answer in heard)
+
+    def of_itself(answer: Answer[GivenLabels] | ProviderError) -> bool:
+        if isinstance(answer, Answer) or unanswered(answer):
+            return False
+        return usable or isinstance(answer, Refused)
+
+    singly = [[t] for batch, answer in heard if of_itself(answer) and len(batch) > 1 for t in batch]
+    heard = [(batch, answer) for batch, answer in heard if not of_itself(answer) or len(batch) == 1]
     if singly:
         heard += zip(singly, analyst.ask_many([ask(batch) for batch in singly]), strict=True)
     rows = [(a.request_hash, _by_trajectory(batch, a.value)) for batch, a in heard if isinstance(a, Answer)]
-    failures = [a for _, a in heard if isinstance(a, ProviderError) and not isinstance(a, Refused)]
-    return rows, failures, {batch[0]: str(a) for batch, a in heard if isinstance(a, Refused)}
+    failures = [a for _, a in heard if isinstance(a, ProviderError) and not of_itself(a)]
+    return rows, failures, {b[0]: str(a) for b, a in heard if isinstance(a, ProviderError) and of_itself(a)}
 
 
 def _too_few(
-    complete: int, required: int, runs: int, refused: Sequence[tuple[int, str]], later: bool, transient: bool
+    complete: int, required: int, runs: int, refused: Mapping[int, str], later: bool, transient: bool
 ) -> ProviderError | LabelError:
     """Why the labels are too few for any capability to be selected; `later`: the model may answer then."""
-    run, why = refused[0]
+    run, why = next(iter(refused.items()))
     few = f"{complete or 'none'} of {runs} labelling runs {'is' if complete < 2 else 'are'} complete, {required} needed"
     if later:
         return ProviderError(

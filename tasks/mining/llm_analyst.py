@@ -170,7 +170,11 @@ def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None
         f"tokens, {spend['dollars']:.4f} dollars.",
         *(f"Run {run} was refused: {why}" for run, why in result.refused.items()),
         *([f"{len(result.too_long)} trajectories were too long to label."] if result.too_long else []),
-        *([f"{len(result.filtered)} trajectories were refused, also alone."] if result.filtered else []),
+        *(
+            [f"{len(result.filtered)} trajectories were refused, or got no usable reply, also alone."]
+            if result.filtered
+            else []
+        ),
         *([f"Candidates were named without {len(result.unread)} refused trajectories."] if result.unread else []),
     ]
     create_markdown_artifact(key="labelling", markdown="\n\n".join(lines))

@@ -96,8 +96,8 @@ def analyst_warnings(
         )
     if contrast and contrast.filtered:
         warnings.append(
-            f"{len(contrast.filtered)} trajectories were refused by the model or its provider's filter, also alone; "
-            "coverage and contrast are without them."
+            f"{len(contrast.filtered)} trajectories were refused by the model or its provider's filter, or got no "
+            "usable reply, also alone; coverage and contrast are without them."
         )
     if contrast and contrast.unread:
         warnings.append(

@@ -55,8 +55,8 @@ class RolloutResult(StageResult):
 
 class ContrastResult(StageResult):
     """Names of the candidate capabilities, and how many labels they got; `left_out` are kinds of checks that can name
-    none, and why. The rest is a language model's: which, how
-    many of its runs were complete, why others were refused, which trajectories were too long or refused by it, which
+    none, and why. The rest is a language model's: which, how many of its runs were complete, why others were refused,
+    which trajectories were too long, or (`filtered`) refused by it or without a usable reply also alone, which
     (`unread`) were refused when candidates were looked for, and Fleiss' kappa."""
 
     stage: ClassVar[str] = "contrast"

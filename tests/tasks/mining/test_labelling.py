@@ -181,12 +181,12 @@ def test_a_run_with_a_failed_request_is_refused_as_a_whole_and_named():
     def rule(request):
         asked.append(1)
         if len(asked) == 4:
-            raise ProviderError("it refused")
+            raise CallFailed("m failed (402): no credits", "no credits", 402, transient=False)
         return answer_to(request)
 
     found = label(ScriptedAsker(rule), TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(runs=3))
     assert [run for run, _ in found.refused] == [1]
-    assert "it refused" in found.refused[0][1]
+    assert "no credits" in found.refused[0][1]
     assert sorted(found.labels["run"].unique()) == [0, 2]
 
     def nothing(request):

@@ -61,7 +61,7 @@ def test_the_report_says_which_runs_and_trajectories_were_left_out() -> None:
     warnings = analyst_warnings([], contrast)
     assert warnings[0] == "Labelling run 3 was refused: it refused"
     assert warnings[1].startswith("2 trajectories were too long")
-    assert warnings[2].startswith("1 trajectories were refused by the model or its provider's filter, also alone")
+    assert warnings[2].startswith("1 trajectories were refused by the model or its provider's filter, or got no")
     assert warnings[3].endswith("when candidates were looked for; these were named without them.")
 
 
