@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from environments.contract import Message
+from environments.contract import Message, canonical_json
 from environments.synthesized.module_contract import CONTRACT, worked_examples
 from environments.synthesized.module_files import verdict_lines
 from environments.validation.checks import ValidationVerdict
@@ -121,6 +121,8 @@ def _feedback(last: Version, tried: Sequence[Version]) -> str:
     for name, verdict in last.verdicts.items():
         if not isinstance(verdict, Mapping):
             continue
+        # PostgreSQL gives keys back in an order of its own: who resumes would ask, and pay, for another text.
+        verdict = json.loads(canonical_json(verdict))
         lines = verdict_lines(ValidationVerdict(verdict["accepted"], tuple(verdict["reasons"]), verdict["figures"]))
         numbers = [f"  {k} {v:.3f}" for k, v in verdict["figures"].items() if isinstance(v, float) and k != "seconds"]
         figures.append(f"{name}: " + "\n".join([*lines, *numbers]))

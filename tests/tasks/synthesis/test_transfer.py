@@ -174,6 +174,32 @@ def test_the_author_is_told_with_episodes_from_both_sides_and_writes_again(store
     assert stored.found(TrainResult, CAPABILITY) is None  # its stages are owed again
 
 
+def in_order_of_postgresql(value: Any) -> Any:
+    """JSON as JSONB gives it back: shorter keys first, then by their letters."""
+    if isinstance(value, list):
+        return [in_order_of_postgresql(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {k: in_order_of_postgresql(value[k]) for k in sorted(value, key=lambda k: (len(k), k))}
+
+
+def test_the_author_is_asked_the_same_of_a_version_that_was_just_judged_and_of_one_that_was_stored() -> None:
+    """Else a round that goes on would pay for its next version a second time."""
+    row = {"interval": [0.5, 1.0], "success_rate": 0.9, "mean_reward": 0.9, "mean_steps": 2.0, "episodes": 30}
+    call = {"name": "set_address", "arguments": {"order_id": "W1", "city": "Rome"}}
+    shown = {"name": "random", "reward": 1.0, "success": True, "checks": [], "messages": [
+        {"role": "user", "content": "Move it."}, {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]}  # fmt: skip
+    figures = {"policies": {"random": row, "oracle": row}, "success_rate": 0.9, "low": 0.7, "exhibits": [shown]}
+    judged = {"validation": {"accepted": False, "reasons": ["too easy"], "figures": figures}}
+    new, kept = (
+        Version(1, "SOURCE", "", False, ("too easy",), verdicts, "", "")
+        for verdicts in (judged, in_order_of_postgresql(judged))
+    )
+    brief = Brief(CAPABILITY, "", [], [], "")
+    assert author_messages(brief, [new]) == author_messages(brief, [kept])
+
+
 def test_a_composed_environment_is_taken_back_and_not_made_again(stored: StoredRound) -> None:
     assert not withdraw(context_of(stored), CAPABILITY, accepted(stored, "generators"))
     row = stored.store.row(EnvironmentRow, id="made")
