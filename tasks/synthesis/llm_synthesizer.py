@@ -89,12 +89,12 @@ class EnvironmentWriter:
             return ValidationVerdict(measured.accepted, reasons, figures)
 
         def keep(version: Version) -> None:
-            self._store(capability, version, calibrations.get(version.code_hash))
+            self._store(capability, version, calibrations.get(version.code_hash), passed_over)
 
         s = self.settings
         rules = SynthesisRules(limits_of(s.calibration), s.synthesizer.versions, s.analyst.temperature)
         brief, known = self._brief(capability), self._judged(capability)
-        passed_over: dict[str, str] = {}
+        passed_over = self._passed_over(capability)
         if not known:
             known = self._from_bank(brief, calibrate, rules.limits, keep, passed_over)
         synthesis = synthesize(self.client, brief, calibrate, rules, known, keep)
@@ -240,7 +240,14 @@ class EnvironmentWriter:
             for r in judged
         ]
 
-    def _store(self, capability: str, version: Version, calibration: Calibration | None) -> None:
+    def _passed_over(self, capability: str) -> dict[str, str]:
+        """What was passed over in the bank before the first version, for an attempt that goes on behind it."""
+        rows = _rows(self.stored.store, self.stored.round.id, capability)
+        return dict(rows[0].spec.get("passed_over", {})) if rows else {}
+
+    def _store(
+        self, capability: str, version: Version, calibration: Calibration | None, passed_over: Mapping[str, str]
+    ) -> None:
         """Keep a version. Its state is written last, so a version that is cut off here is judged again."""
         store, round_id = self.stored.store, self.stored.round.id
         identity = self._version_id(capability, version.number)
@@ -256,6 +263,7 @@ class EnvironmentWriter:
                 "reasons": list(version.reasons),
                 "environment": asdict(self._spec(capability, version.code_hash, named)),
                 "contract": VERSION,
+                "passed_over": dict(passed_over),
             },
             code=version.source or None,
             code_hash=version.code_hash,

@@ -156,6 +156,8 @@ def test_what_fails_today_is_passed_over_with_the_reason_and_the_author_writes(s
     assert old
     assert len(author.asked) == 1
     assert "Version 1" not in author.asked[0]  # what the bank had is no version of this round
+    again = writer(stored, author, tmp_path).write(CAPABILITY)  # of a stopped attempt, or after a withdrawal
+    assert (again.passed_over, len(author.asked)) == (result.passed_over, 1)
 
 
 def entry_hash(stored: Any, code: str) -> str:
