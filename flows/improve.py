@@ -18,10 +18,11 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
-from db import RoundState
+from db import RoundState, open_store
 from errors import (
     AdapterError,
     BudgetExceeded,
+    ConfigurationError,
     EnvironmentFault,
     NotApproved,
     SandboxError,
@@ -50,6 +51,8 @@ from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.operations.without_effect import without_effect
+from tasks.rollout import rollout
+from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import preflight
 from tasks.round.results import GateResult, ReportResult
@@ -57,6 +60,7 @@ from tasks.round.stage import forget, open_context
 from tasks.round.traffic import check_stage
 from tasks.shards.runners import check_runner
 from tasks.shards.sharing import SharedPlay
+from tasks.synthesis.environments import can_train
 from tasks.train import train
 from tasks.unattended.alive import LEASE_SECONDS, other_worker
 from tasks.unattended.stalls import watched
@@ -204,8 +208,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
                 check_runner(settings)
                 if given.dry_run:
                     return RoundOutcome(round="", checked=rehearse(settings))
-                check_gpu(settings)
-                check_training(settings)
+                check_machine(settings)
                 held.enter_context(alone_on(settings.target))
             return play_round(settings, given.fresh, died)
     except (TargetBusy, StageHeld) as busy:
@@ -213,6 +216,18 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
             raise
         cancelled: Any = Cancelled(message=str(busy))
         return cancelled  # type: ignore[no-any-return]
+
+
+def check_machine(settings: Settings) -> None:
+    """Raise `ConfigurationError` where trainings need what this machine has not, unless the round can train nothing.
+    The target is loaded only to tell whether that is so: it may take seconds."""
+    try:
+        check_gpu(settings)
+        check_training(settings)
+    except ConfigurationError:
+        with open_store(settings.database_url) as store, contextlib.closing(round_client(settings, store, None)) as c:
+            if can_train(settings, target_of(settings, store, c)):
+                raise
 
 
 def play_round(settings: Settings, fresh: bool, deaths: dict[str, str] | None = None) -> RoundOutcome:
@@ -242,9 +257,9 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     check_name(stage)
     settings = params.settings()
     check_stage(settings.target, stage)
-    if STAGES.index(stage) >= STAGES.index(train.name):
-        check_gpu(settings)
-    check_training(settings)
+    t, first = settings.train, settings.synthesizer.kind != "llm" and stage != rollout.name
+    if STAGES.index(stage) >= STAGES.index(train.name) or (t.generalist_first and first):
+        check_machine(settings)
     with opened(settings, params.fresh) as context:
         results = dict(stages(context, stage)).get(stage, {})
         if stage == STAGES[-1]:

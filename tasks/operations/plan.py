@@ -237,10 +237,12 @@ def pace_of(store: Store, settings: Settings, target: Target | None = None) -> f
 def rehearse(settings: Settings) -> list[str]:
     """A dry run, once `preflight` has passed: what would be played, where it would be stored, what it may take, and
     whether environments can be composed of the target's generators.
-    It opens the registry and the store, but no round. Raises what `check_training` raises."""
-    check_training(settings)
+    It opens the registry and the store, but no round. Raises what `check_training` raises, where anything can be
+    trained."""
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
+        if can_train(settings, target):
+            check_training(settings)
         open_registry(settings, settings.target).champions()
         live = live_release(store, settings.target)
         plan = plan_of(settings, target, pace_of(store, settings, target), live)
@@ -253,7 +255,7 @@ def rehearse(settings: Settings) -> list[str]:
             *_composed(settings, without_model(target)),
             *([f"memory: {memory_text(settings, target)}"] if plan.trains else []),
             *(f"warning: {said}" for said in without_effect(settings, live)),
-            *_refused_here(settings),
+            *(_refused_here(settings) if plan.trains else []),
         ]
 
 
