@@ -82,6 +82,12 @@ def check(params: CompareParameters) -> Settings:
 
 def warn(params: CompareParameters, settings: Settings) -> None:
     """Say which settings have no effect in the rounds that are compared: once, where each seed may be a process."""
+    if settings.devices.trainings > 1:
+        logger.info(
+            "devices.trainings = %d does not hold for a comparison: trainings come one after another, as what one may "
+            "play follows from what those before it have played",
+            settings.devices.trainings,
+        )
     for said in without_effect_in(settings, chosen(params.methods)):
         logger.warning("%s", said)
 
@@ -90,12 +96,6 @@ def warn(params: CompareParameters, settings: Settings) -> None:
 def compare_methods(params: CompareParameters) -> list[str]:
     """Run what is owed of every seed; the files that were written, by name."""
     settings = check(params)
-    if settings.devices.trainings > 1:
-        logger.info(
-            "devices.trainings = %d does not hold for a comparison: trainings come one after another, as what one may "
-            "play follows from what those before it have played",
-            settings.devices.trainings,
-        )
     registry = open_registry(settings, settings.target)
     if params.at_once > 1 and len(params.seeds) > 1:
         _side_by_side(params)

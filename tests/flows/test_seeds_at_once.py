@@ -55,6 +55,23 @@ def test_one_after_another_they_are_played_here_and_lines_say_which(
     assert played == [(seed, f"seed {seed}") for seed in seeds]
 
 
+def test_a_setting_that_does_not_hold_is_told_before_the_seeds_part(
+    played: list[tuple[int, str]],
+    settings_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each seed's process would say it once more."""
+    settings = load_settings(home=settings_folder, devices={"trainings": 2})
+    monkeypatch.setattr(flow, "check", lambda params: settings)
+    given = CompareParameters(budget=900, seeds=[28], out=settings_folder)
+    with caplog.at_level("INFO", logger="trace"):
+        flow.compare_methods.fn(given)
+        assert "devices.trainings" not in caplog.text
+        flow.warn(given, settings)
+    assert caplog.text.count("devices.trainings = 2 does not hold for a comparison") == len(played) == 1
+
+
 def test_the_process_of_a_seed_plays_it_or_says_what_is_wrong(
     settings_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
