@@ -166,7 +166,8 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     from tasks.round.traffic import describe_traffic
 
     user = load_settings(home=home).target_user
-    found = [*describe_targets(user), *describe_traffic(home)]
+    with result_alone():
+        found = [*describe_targets(user), *describe_traffic(home)]
     width = max(len(t.name) for t in found)
     lines = [f"{t.name:<{width}} {_splits(t):<48} {t.data_hash[:12]:<13} {t.missing or t.licence}" for t in found]
     printed([asdict(t) for t in found], as_json, "\n".join(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,16 @@ def test_only_what_is_missing_is_said_to_be_missing(settings_folder: Path, monke
     assert shown["uncounted"] == "counted when it is loaded abc MIT"
     assert shown["absent"] == "not installed no module"
     assert shown["theirs"].startswith("does not load target 'theirs' does not load")
+
+
+def test_what_a_target_prints_when_it_is_loaded_is_no_part_of_the_list(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(user: str) -> list[TargetInfo]:
+        print("loading 12 conversations")
+        return [TargetInfo("theirs", "MIT", {"test": 3}, "abc")]
+
+    monkeypatch.setattr(catalogue, "describe_targets", loaded)
+    done = CliRunner().invoke(app, ["targets", "--json"])
+    assert json.loads(done.stdout)[0]["name"] == "theirs"
+    assert "loading 12" in done.stderr
