@@ -33,6 +33,7 @@ from tasks.round.target_prompt import context_text
 from tasks.round.traffic import NOTHING_SAID, TRAFFIC
 from tasks.round.traffic import STAGES as FINDING
 from tasks.targets.kinds import check_kinds
+from tasks.targets.repeats import check_repeats
 from tasks.unattended.notices import check_webhook
 from tasks.unattended.servers import check_servers
 
@@ -262,14 +263,15 @@ def check_tasks(target: Target, until: str = "") -> None:
 
 
 def check_by_loading(settings: Settings, until: str = "") -> None:
-    """The second part of `preflight`: the target itself and the kinds of its checks, the base model's configuration and
-    tokenizer, a language model's answer. Targets, LiteLLM and transformers take seconds to import. `until` is the last
-    stage, where it is not the whole round."""
+    """The second part of `preflight`: the target itself, the kinds of its checks and whether its episodes repeat, the
+    base model's configuration and tokenizer, a language model's answer. Targets, LiteLLM and transformers take seconds
+    to import. `until` is the last stage, where it is not the whole round."""
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
         check_tasks(target, until)
         if target.name != TRAFFIC:
             check_kinds(settings, target)
+            check_repeats(target)
         check_base_config(settings.base_model)
         if settings.base_model != EMBEDDED:
             from models.local.base import load_renderer  # torch
