@@ -257,8 +257,9 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     check_name(stage)
     settings = params.settings()
     check_stage(settings.target, stage)
-    t, first = settings.train, settings.synthesizer.kind != "llm" and stage != rollout.name
-    if STAGES.index(stage) >= STAGES.index(train.name) or (t.generalist_first and first):
+    # The generalist that comes first is trained between rollout and contrast; a model that writes makes none.
+    first = settings.train.generalist_first and settings.synthesizer.kind != "llm" and stage != rollout.name
+    if first or STAGES.index(stage) >= STAGES.index(train.name):
         check_machine(settings)
     with opened(settings, params.fresh) as context:
         results = dict(stages(context, stage)).get(stage, {})

@@ -117,10 +117,9 @@ class SynthesisVersion(_Figures):
 
 class AnalystFigures(_Figures):
     """The language models that labelled, wrote and played users, and what they cost in all; `refused` says why
-    labelling runs were left out, `too_long` and `filtered` (refused, or without a usable reply, also alone) count
-    trajectories that could not be labelled. `judge` named and judged the capabilities, `author` wrote environments ("":
-    none did); `environments` were accepted, `banked` from earlier rounds, each for so many of the author's dollars,
-    calls and tokens (None: none)."""
+    labelling runs were left out, `too_long` and `filtered` (of no use also alone) count trajectories without labels.
+    `judge` named and judged the capabilities, `author` wrote environments ("": none did); `environments` were
+    accepted, `banked` from earlier rounds, each for so many of the author's dollars, calls and tokens (None: none)."""
 
     model: str
     calls: int = 0
