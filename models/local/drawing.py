@@ -16,6 +16,9 @@ ROWS = 8
 # Exponent up to which a word has no weight: beside the 1 of the likeliest, fp32 has none for it. Powers near the least
 # that fp32 holds would take a processor twenty times as long as others.
 LEAST = -80.0
+# The least temperature above 0 that logits are divided by: divided by much less, fp32 does not hold them, and at this
+# one the likeliest word is drawn. vLLM divides by 0.01 at least.
+COLDEST = 1e-5
 
 
 def draw(
@@ -26,7 +29,7 @@ def draw(
     `uniform` has one number in [0, 1) per row: the token at which the cumulative distribution passes it. None takes
     the likeliest one, and its log-probability is that of temperature 1.
     """
-    inverse = [1 / t if t > 0 else 1.0 for t in temperatures]
+    inverse = [1 / max(t, COLDEST) if t > 0 else 1.0 for t in temperatures]
     given = [0.0 if u is None else u for u in uniform]
     numbers = torch.tensor([inverse, given], device=logits.device).T
     greedy = torch.tensor([u is None for u in uniform], device=logits.device)

@@ -256,6 +256,14 @@ def test_a_draw_never_takes_a_word_without_weight() -> None:
     assert draw(logits, [1.0] * 3, [0.0, 1 - 2**-53, None])[0] == [5, BLOCK - 1, 5]
 
 
+def test_a_temperature_of_almost_nothing_takes_the_likeliest_word() -> None:
+    """Divided by it, no logit would be finite: the pass would be lost, with the turns of all others in it."""
+    torch.manual_seed(1)
+    logits = 20 * torch.randn(3, 2 * BLOCK)
+    chosen, logprobs = draw(logits, [1e-39, 2.3e-308, 5e-324], [0.5, 0.0, 0.99])
+    assert (chosen, logprobs) == (logits.argmax(-1).tolist(), [0.0] * 3)
+
+
 def test_work_is_counted_by_kind(tiny_model: Any) -> None:
     policy, _ = tiny_model
     before = Work(**vars(policy.work))
