@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from cachetools import LRUCache, cached
 from tokenizers import decoders
 
 from environments.contract import Action, Message, Prompt, content_hash
@@ -57,29 +57,6 @@ class Conversation:
         self.logprobs.extend(logprobs if sampled else [0.0] * len(ids))
 
 
-class _KeptTexts:
-    """`encode`, which keeps the ids of the texts that were asked for last. A server asks in several threads."""
-
-    def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
-        self._encode, self._characters = encode, 0
-        self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __call__(self, text: str) -> tuple[int, ...]:
-        with self._lock:
-            if (kept := self._ids.get(text)) is not None:
-                self._ids.move_to_end(text)
-                return kept
-        ids = self._encode(text)
-        with self._lock:
-            if text not in self._ids:  # another thread may have been as far
-                self._ids[text] = ids
-                self._characters += len(text)
-            while len(self._ids) > TEXTS_KEPT or self._characters > KEPT_CHARACTERS:
-                self._characters -= len(self._ids.popitem(last=False)[0])
-        return ids
-
-
 class Renderer:
     """Turns messages into ids for one tokenizer and one call format.
 
@@ -95,7 +72,13 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError("the tokenizer has no chat template; set one that the model was trained with")
         self.tokenizer, self.calls = tokenizer, FORMATS[calls]()
-        self._kept = _KeptTexts(self._encoded)
+        # A server asks in several threads. A text is kept beside its ids, because sizes are asked of what is kept; none
+        # counts for so little that there could be more than TEXTS_KEPT.
+        least = KEPT_CHARACTERS // TEXTS_KEPT
+        kept: LRUCache[Any, tuple[str, tuple[int, ...]]] = LRUCache(
+            KEPT_CHARACTERS, getsizeof=lambda text_and_ids: max(least, len(text_and_ids[0]))
+        )
+        self._kept = cached(kept, lock=threading.Lock())(lambda text: (text, self._encoded(text)))
         turns = read_template(tokenizer)
         for note in turns.notes:
             logger.warning("the chat template is not followed to the letter: %s", note)
@@ -145,7 +128,7 @@ class Renderer:
     def _encode(self, text: str) -> list[int]:
         """Ids of contents, where special tokens that are spelled out stay text. Most texts come again with every
         episode, so what was encoded is kept."""
-        return list(self._kept(text))
+        return list(self._kept(text)[1])
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         """`_encode` of a text that is not kept.
