@@ -6,9 +6,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from environments.contract import Action, ToolCall, canonical_json
+from environments.contract import Action, Message, ToolCall, canonical_json
 
 NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -139,6 +140,23 @@ class CompactCalls:
             return instructions
         return f"{instructions}\nCalls: {' '.join(f'{name}({inner})' for name, inner in signatures.items())}"
 
+    def turns(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with one call a turn: of several each gets a turn, and its own result behind it."""
+        made, left = list[Message](), list(messages)
+        while left:
+            turn = left.pop(0)
+            if len(turn.tool_calls) < 2:
+                made.append(turn)
+                continue
+            count = next((i for i, message in enumerate(left) if message.role != "tool"), len(left))
+            results, left = left[:count], left[count:]
+            for call in turn.tool_calls:
+                made.append(replace(turn, tool_calls=(call,)))
+                named = (i for i, result in enumerate(results) if result.tool_call_id == call.id)
+                made += [results.pop(next(named, 0))] if results else []
+            made += results
+        return made
+
     def write(self, content: str, calls: Sequence[ToolCall], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The text of an assistant turn. A call of no tool in `tools` is written as if its arguments were all of the
         tool's parameters, of unknown types; an argument that is no parameter stands behind the others."""
@@ -189,6 +207,10 @@ class JsonCalls:
         lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
         how = 'To call a tool, answer <tool_call>{"name": NAME, "arguments": {...}}</tool_call>.'
         return f"{instructions}\n\nTools:\n{lines}\n\n{how}"
+
+    def turns(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as they are: a turn has any number of calls."""
+        return list(messages)
 
     def write(self, content: str, calls: Sequence[ToolCall], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         tags = [

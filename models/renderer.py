@@ -166,14 +166,15 @@ class Renderer:
     def start(self, prompt: Prompt, first: Sequence[Message]) -> Conversation:
         """A conversation up to its first turn: `first` behind the prompt, which is its shared part."""
         conversation = Conversation()
-        messages = [Message("system", self.calls.system(prompt.instructions, prompt.tools)), *prompt.examples]
+        system = Message("system", self.calls.system(prompt.instructions, prompt.tools))
+        messages = [system, *self.calls.turns(prompt.examples)]
         conversation.append(self._start, False)
         for index, message in enumerate(messages):
             if index:
                 conversation.append(self.separator(messages[index - 1].role, message.role), False)
             conversation.append(self._encode(self.content(message, prompt.tools)), False)
         conversation.shared = len(conversation.ids)
-        self._extend(conversation, messages[-1].role, first, prompt.tools)
+        self._extend(conversation, messages[-1].role, self.calls.turns(first), prompt.tools)
         return conversation
 
     def answer(

@@ -160,6 +160,20 @@ def test_several_calls_and_a_text_in_one_json_turn() -> None:
     assert (action.content, action.tool_calls) == ("One moment.", calls)
 
 
+def test_of_several_calls_the_compact_form_shows_each_in_a_turn_with_its_result() -> None:
+    """As a client's history has them, from a model that calls several tools at once; ids tell whose result it is."""
+    calls = (ToolCall("refund", {"order": 512}, "a"), ToolCall("person", {}, "b"), ToolCall("move", {"order": 3}, "c"))
+    results = [Message("tool", f"result of {call}", tool_call_id=call) for call in ("b", "a", "c")]
+    asked, then = Message("user", "do it"), [Message("assistant", "Done."), Message("user", "and now?")]
+    apart = [Message("assistant", "", (call,)) for call in calls]
+    wanted = [asked, apart[0], results[1], apart[1], results[0], apart[2], results[2], *then]
+    renderer, prompt = Renderer(header_tokenizer()), Prompt("Answer.", TOOLS)
+    given = [asked, Message("assistant", "", calls), *results, *then]
+    assert renderer.start(prompt, given) == renderer.start(prompt, wanted)
+    for message in wanted:
+        assert CompactCalls().turns([message]) == JsonCalls().turns([message]) == [message]
+
+
 @pytest.mark.parametrize(
     "body",
     [
