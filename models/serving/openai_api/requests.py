@@ -39,6 +39,15 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1),
     "top_k": (None, -1, 0),
     "min_p": (None, 0),
+    "min_tokens": (None, 0),
+    "ignore_eos": (None, False),
+    "stop_token_ids": (None, []),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "use_beam_search": (None, False),
+    # Its options of a form that the answer must have, by today's name and by earlier ones.
+    "structured_outputs": (None, {}),
+    **{f"guided_{kind}": (None,) for kind in ("json", "regex", "choice", "grammar")},
     "functions": (None, []),
     "function_call": (None, "auto", "none"),
 }
@@ -297,7 +306,7 @@ def refuse_unsupported(asked: ChatRequest) -> None:
     if asked.body.get("tool_choice") not in (None, "auto", "none"):
         raise ApiError(400, "tool_choice can be auto or none for the model in this process", param="tool_choice")
     kind = asked.body.get("response_format")
-    if isinstance(kind, dict) and kind.get("type") not in (None, "text"):
+    if kind is not None and not (isinstance(kind, dict) and kind.get("type") in (None, "text")):
         raise ApiError(400, "response_format can be text only for the model in this process", param="response_format")
 
 

@@ -118,11 +118,20 @@ def test_what_a_client_asks_for_in_vain_is_refused_by_name_where_prompts_are_ren
         ("repetition_penalty", 1.2, 1.0),
         ("functions", [function], []),
         ("function_call", {"name": "find"}, "auto"),
+        ("guided_json", {"type": "object"}, None),
+        ("guided_choice", ["yes", "no"], None),
+        ("structured_outputs", {"regex": "a+"}, {}),
+        ("stop_token_ids", [7], []),
+        ("min_tokens", 5, 0),
     ):
         with pytest.raises(ApiError, match=f"^{name} is not supported") as refused:
             refuse_unsupported(parse_chat({**body, name: asked}))
         assert (refused.value.status, refused.value.param) == (400, name)
         refuse_unsupported(parse_chat({**body, name: nothing}))
+    for asked in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "json_object"):
+        with pytest.raises(ApiError, match=r"^response_format can be text only"):
+            refuse_unsupported(parse_chat({**body, "response_format": asked}))
+    refuse_unsupported(parse_chat({**body, "response_format": {"type": "text"}}))
 
 
 @pytest.mark.parametrize(
