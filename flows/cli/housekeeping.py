@@ -18,12 +18,14 @@ def add_housekeeping(app: typer.Typer) -> None:
 
 
 def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], home: Home = None) -> None:
-    """Write store, registry, artifacts and rounds of a home into one archive, also while a round runs."""
+    """Write store, registry, artifacts and rounds of a home into one archive, also while a round runs; exit 1 when it
+    lacks a part that could not be read in peace."""
     from flows.code_version import code_version
     from settings import load_settings
-    from tasks.housekeeping.backup import make_backup
+    from tasks.housekeeping.backup import lacking, make_backup
 
-    made = make_backup(load_settings(home=home), file, code_version())
+    settings = load_settings(home=home)
+    made = make_backup(settings, file, code_version())
     typer.echo(
         f"{file}: {made.rounds} rounds, {len(made.members)} files, {made.bytes / 1e6:.1f} MB (database schema "
         f"{made.revision})"
@@ -35,6 +37,9 @@ def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], 
     if made.not_copied:
         typer.echo(f"not copied, as no part of a home: {', '.join(made.not_copied)}", err=True)
     typer.echo(f"put it back with 'trace-agent restore {file} --home FOLDER'")
+    if lost := lacking(settings.folder, made):
+        typer.echo(f"this backup is not whole: it lacks {', '.join(lost)}; make another one", err=True)
+        raise typer.Exit(1)
 
 
 def restore(

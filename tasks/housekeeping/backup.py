@@ -79,6 +79,12 @@ def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
     return manifest
 
 
+def lacking(home: Path, manifest: Manifest) -> list[str]:
+    """What a backup left out and the home still has, but for links: the backup is not whole without it. What was
+    being removed meanwhile is gone from both."""
+    return [name for name in manifest.left_out if (home / name).exists() and not (home / name).is_symlink()]
+
+
 def home_files(settings: Settings) -> tuple[Path, Path]:
     """The SQLite files of store and registry. Raises `ConfigurationError` where either is kept by a server."""
     url = parse_url(settings.database_url)

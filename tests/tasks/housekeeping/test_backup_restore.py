@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from db import StageRow
+from db import StageRow, open_store
 from db.schema import HEAD
 from flows.cli.main import app
 from models.adapters.addresses import artifact_roots, known_revisions
@@ -228,6 +228,34 @@ def test_a_file_that_goes_takes_its_folder_along(
     assert any(name.endswith("report.html") for name in made.members)
     restore_backup(tmp_path / "b.zip", settings_of(tmp_path / "new"))
     assert not list((tmp_path / "new").rglob("checkpoint-2"))
+
+
+@pytest.mark.parametrize(("removed", "code"), [(False, 1), (True, 0)])
+def test_a_backup_that_lacks_what_the_home_has_ends_with_an_error(
+    removed: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was removed while it was copied is no loss."""
+    from tasks.housekeeping import backup
+
+    home = tmp_path / "home"
+    with open_store(settings_of(home).database_url) as store:
+        checkpoint = home / store.start_round("shop", "data", 1, "laptop", {}).id / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "optimizer.pt").touch()
+    steady = backup._Writer._steady
+
+    def losing(self: Any, path: Path) -> Any:
+        if path.name == "optimizer.pt":
+            if removed:
+                shutil.rmtree(path.parent)
+            raise FileNotFoundError(path)
+        return steady(self, path)
+
+    monkeypatch.setattr(backup._Writer, "_steady", losing)
+    done = CliRunner().invoke(app, ["backup", str(tmp_path / "b.zip"), "--home", str(home)], catch_exceptions=False)
+    assert (done.exit_code, "this backup is not whole" in done.output) == (code, not removed)
+    assert "left out" in done.output
+    assert "checkpoint-2" in done.output
 
 
 def test_a_file_that_is_written_all_the_time_is_named(
