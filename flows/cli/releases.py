@@ -118,12 +118,17 @@ def promote(
     home: Home = None,
 ) -> None:
     """Make any release live by hand, without a gate; what is barred of it is allowed again."""
+    from db import ReleaseState
     from tasks.releases.lifecycle import promote as go_live
     from tasks.releases.lifecycle import release_numbered
 
     name, store, registry = _open(target, home)
     with store:
-        row = go_live(store, registry, release_numbered(store, name, release).id, reason, by_hand=True)
+        before = release_numbered(store, name, release)
+        row = go_live(store, registry, before.id, reason, by_hand=True)
+    if before.state == ReleaseState.LIVE:  # only MLflow was made to say so
+        typer.echo(f"release {row.number} of {name} is live already: nothing has changed")
+        return
     said = f"release {row.number} of {name} is live: {', '.join(row.members)}"
     typer.echo(said)
     _tell(name, home, "promoted", f"{said} (by hand: {reason})")

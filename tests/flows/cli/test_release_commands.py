@@ -107,6 +107,7 @@ def test_looking_going_back_and_going_on(
     assert "release 2: exchange, refund barred from automatic promotion" in run(home, "history")
     assert "has no release 9; it has 1, 2" in refused(home, capsys, "rollback", "--to", "9")
     assert run(home, "promote", "2", "--reason", "it was right") == "release 2 of shop is live: exchange, refund\n"
+    assert run(home, "promote", "2", "--reason", "again") == "release 2 of shop is live already: nothing has changed\n"
     assert "barred" not in run(home, "history")
     assert "the bare base answers for shop again" in run(home, "rollback", "--to", "0")
     assert "the bare base answers for shop: no release is live" in run(home, "history")
