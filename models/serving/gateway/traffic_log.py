@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import Connection
@@ -195,12 +196,14 @@ class TrafficLog:
         # Feedback stays when the conversation goes on. Where something else stands at its beginning now, as when a turn
         # is asked again and answered otherwise, it was about what is no longer there.
         # Of one whose words were removed (`trace-agent clean`) nobody knows how it began.
-        goes_on = before is not None and bool(before.messages) and _begin_alike(before.messages, messages)
+        goes_on = before is not None and 0 < len(before.messages) == _alike(before.messages, messages)
         judged = before if goes_on else None
         turns = before.turns if before else 0
-        if before and _begin_alike(said, before.messages):  # asked again: it takes the place of all that came of it
-            replaced = sum(words_of(m)[0] == "assistant" for m in before.messages[len(said) :])
-            turns = max(0, turns - replaced)
+        same = _alike(before.messages, said) if before else 0
+        # Asked again, or another conversation under the same id: what is stored and not said any more was answered to
+        # something else. Nobody knows who gave answers that are said and not stored.
+        if before and not _answers(said[same:]):
+            turns = max(0, turns - _answers(before.messages[same:]))
         by = (routed.release, routed.router)
         alone = not turns or (before is not None and (before.release, before.router_version) == by)
         prompt = turn.prompt
@@ -244,9 +247,14 @@ def _stored(connection: Connection, key: str) -> ConversationRow | None:
     return next(iter(rows(connection, ConversationRow, {"id": key})), None)
 
 
-def _begin_alike(before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether `messages` begin with those of before, as a client sends these."""
-    return list(map(words_of, before)) == list(map(words_of, messages[: len(before)]))
+def _alike(before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages both begin with, as a client sends these."""
+    pairs = zip(before, messages, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: words_of(pair[0]) == words_of(pair[1]), pairs))
+
+
+def _answers(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(words_of(message)[0] == "assistant" for message in messages)
 
 
 def conversation_id(owner: str, conversation: str, *target: str) -> str:

@@ -65,6 +65,10 @@ def test_a_conversation_is_the_releases_that_answered_all_of_it(gateway: Answeri
     assert answered(0, "a") == 0
     assert answered(5, "a", router="always") == 5
     assert answered(5, "a", "Done.", "b") == SEVERAL, "the first turn is that of a gateway with a router of its own"
+    assert answered(6, "x") == 6, "a client that gives its id to one conversation after the other"
+    gateway.judged(success=True)
+    assert (gateway.row().release, gateway.row().turns, gateway.row().success) == (6, 1, True)
+    assert answered(7, "b", "Said elsewhere.", "c") == SEVERAL, "who answered before is not known"
 
 
 def test_feedback_whose_words_were_removed_is_about_no_others(gateway: Answering) -> None:
