@@ -194,7 +194,8 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     parent's alone. What a client asked of the base, or of one adapter, by its name says nothing of the release, nor
     does what another router than the release's own decided (a gateway's `--mode`), or the base answered because the
     adapter was missing. A gateway that is pinned answers with another release than the live one: a conversation counts
-    for the one that answered, and for what was live when it began where that was not kept."""
+    for the one that answered, at the moment of its last answer (where a client gives one id to all its conversations,
+    the first of them may have begun long ago), and for what was live when it began where that was not kept."""
     if not _follows_its_parent(store, live):
         return []
     since = _aware(live.live_at or live.created_at)
@@ -202,14 +203,15 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     began = _alone_since(store, live) if parent is None or parent.live_at is None else _aware(parent.live_at)
     # Not as rows: they would bring every conversation's messages.
     text = (
-        "SELECT success, created_at, release, router_version FROM conversations "
+        "SELECT success, CASE WHEN release IS NULL THEN created_at ELSE updated_at END AS moment, release, "
+        "router_version FROM conversations "
         "WHERE target = :target AND success IS NOT NULL AND mode <> :by_name AND (capability = '' OR adapter <> '')"
     )
     frame = store.query(text, target=settings.target, by_name=ASKED)
     replaced = parent.number if parent else 0
     routers = {replaced: _router_of(parent), live.number: _router_of(live)}
     said: dict[int, list[bool]] = {number: [] for number in routers}
-    moments = frame["created_at"].map(_moment)
+    moments = frame["moment"].map(_moment)
     for success, at, release, router in zip(
         frame["success"], moments, frame["release"], frame["router_version"], strict=True
     ):

@@ -251,6 +251,16 @@ def test_feedback_counts_for_the_release_that_answered(world: Any) -> None:
     assert (found.falls, world.back) == ([], [])
 
 
+def test_a_client_that_gives_one_id_to_all_its_conversations_is_heard(world: Any) -> None:
+    """Its row was first written before either release was live, and is of the conversation that it has now."""
+    both(world)
+    hour, long_ago = timedelta(hours=1), LIVE_SINCE - timedelta(days=400)
+    said = [replace(conversation(n, True, long_ago, 1), updated_at=LIVE_SINCE - hour) for n in range(20)]
+    said += [replace(conversation(100 + n, True, long_ago, 2), updated_at=LIVE_SINCE + hour) for n in range(30)]
+    world.store.put(said)
+    assert world.watch().comparisons[-1].seen == "30 and 20 conversations with feedback"
+
+
 def test_what_the_releases_own_router_did_not_decide_is_not_held_against_it(world: Any) -> None:
     """Another gateway of the home was started with `--mode off`, or the adapter that was chosen was missing there: the
     base fails as it did before, and is signed with the release that is served."""
