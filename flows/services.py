@@ -244,13 +244,13 @@ class Services:
         return answers(self.health[name])
 
     def make_deployments(self) -> list[str]:
-        """What `trace-agent deploy` does, on the server that was started; its words on what it took back there."""
+        """What `trace-agent deploy` does, on the server that was started; its words on what it undid there."""
         command = [sys.executable, "-m", "flows.cli.main", "deploy", "--project", str(PROJECT)]
         given = self.environment() | {"PYTHONPATH": os.pathsep.join([str(PROJECT), self.environment()["PYTHONPATH"]])}
         done = subprocess.run(command, env=given, cwd=PROJECT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StoreError(f"the deployments were not made: {done.stderr.strip()[-1500:]}")
-        return [line for line in done.stdout.splitlines() if line.startswith("schedule of ")]
+        return [line for line in done.stdout.splitlines() if "schedule of " in line or "missed runs" in line]
 
 
 def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str], object]) -> None:
