@@ -48,7 +48,7 @@ ui: install ## Show Prefect's and MLflow's pages on the rounds in runs/ until Ct
 	@echo "Prefect: http://127.0.0.1:$(PREFECT_PORT)   MLflow: http://127.0.0.1:$(MLFLOW_PORT)   (Ctrl-C stops both)"
 	@# Each in the background of one shell, whose trap ends both. PREFECT_UI_API_URL: else its page asks port 4200.
 	@PREFECT_UI_API_URL=/api DO_NOT_TRACK=true PREFECT_SERVER_ANALYTICS_ENABLED=false \
-	  $(BIN)/prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) >/dev/null & prefect=$$!; \
+	  $(BIN)/python -m flows.prefect_server --host 127.0.0.1 --port $(PREFECT_PORT) >/dev/null & prefect=$$!; \
 	MLFLOW_DISABLE_TELEMETRY=true LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
 	  $(BIN)/mlflow server --backend-store-uri "$$($(BIN)/python -c 'import sys, pathlib, settings; print(settings.sqlite_url(pathlib.Path(sys.argv[1]).resolve() / "mlflow.db"))' "$(TRACE_HOME)")" \
 	  --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 >/dev/null & mlflow=$$!; \

@@ -60,7 +60,10 @@ def main() -> None:
     parser.add_argument("methods", nargs="+", metavar="FOLDER:METHOD", help="the first is what others are held against")
     parser.add_argument("--target", default="shop")
     given = parser.parse_args()
-    results = gathered(given.methods, given.target)
+    try:
+        results = gathered(given.methods, given.target)
+    except ConfigurationError as problem:
+        parser.error(f"{problem}; --target is {given.target}")
     print(f"{REFERENCE} is {given.methods[0]}")
     for result in results:
         rows = table_of([result]).rows

@@ -33,9 +33,10 @@ def check_repeats(target: Target) -> None:
     families: dict[str, list[TargetTask]] = {}
     for task in playable.tasks("diagnosis"):
         families.setdefault(task.family, []).append(task)
+    players: tuple[Player, ...] = (oracle, no_op)
     began, first = time.monotonic(), list[tuple[TargetTask, Player, Played]]()
     try:
-        for task, player in product(in_turn(families.values())[:LOOKED_AT], (oracle, no_op)):
+        for task, player in product(in_turn(families.values())[:LOOKED_AT], players):
             if time.monotonic() - began > SECONDS:
                 break
             first.append((task, player, _played(playable, task, player)))
