@@ -315,6 +315,13 @@ def test_no_file_is_too_long_to_read() -> None:
     assert long == {}
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by name alone, and refuses the second; run singly, each of them passes."""
+    names = [path.name for path in tracked() if path.match("test_*.py")]
+    assert len(names) > 300
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def test_scripts_can_be_run() -> None:
     for name in (
         ".ci/run",
