@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from environments.contract import TargetTask
+
 Item = TypeVar("Item")
 
 
@@ -19,6 +21,14 @@ def in_turn(lists: Iterable[Sequence[Item]]) -> list[Item]:
     waiting = list(lists)
     longest = max(map(len, waiting), default=0)
     return [items[k] for k in range(longest) for items in waiting if k < len(items)]
+
+
+def of_each_family(tasks: Iterable[TargetTask]) -> list[TargetTask]:
+    """The first task of each family, then the second of each, until all are there."""
+    families: dict[str, list[TargetTask]] = {}
+    for task in tasks:
+        families.setdefault(task.family, []).append(task)
+    return in_turn(families.values())
 
 
 def for_training(content: str) -> bool:

@@ -11,7 +11,7 @@ from itertools import product
 
 from db import GENERALIST
 from environments.contract import SPLITS, Generators, Target, TargetTask
-from environments.picking import in_turn
+from environments.picking import of_each_family
 from environments.scores import checked_score
 from environments.targets.catalogue import without_model
 from environments.targets.reference_check import Player, no_op, oracle, play
@@ -118,11 +118,8 @@ def _shown(target: Target) -> tuple[set[str], set[str]]:
     episode at all can be played; one that fails beside others is told, because an agent that plays like it loses the
     episode."""
     began = time.monotonic()
-    families: dict[str, list[TargetTask]] = {}
-    for task in target.tasks("diagnosis"):
-        families.setdefault(task.family, []).append(task)
     shown, faults, looked_at = list[set[str]](), list[str](), set[str]()
-    for task, player in product(in_turn(families.values())[:LOOKED_AT], (oracle, no_op)):
+    for task, player in product(of_each_family(target.tasks("diagnosis"))[:LOOKED_AT], (oracle, no_op)):
         if time.monotonic() - began > SECONDS:
             break
         try:

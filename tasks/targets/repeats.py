@@ -11,7 +11,7 @@ import time
 from itertools import product
 
 from environments.contract import Target, TargetTask
-from environments.picking import in_turn
+from environments.picking import of_each_family
 from environments.targets.catalogue import builtin_names, without_model
 from environments.targets.reference_check import Player, no_op, oracle
 from environments.validation.playing import Played, play
@@ -30,13 +30,10 @@ def check_repeats(target: Target) -> None:
     playable = None if target.name in builtin_names() else without_model(target)
     if playable is None:
         return
-    families: dict[str, list[TargetTask]] = {}
-    for task in playable.tasks("diagnosis"):
-        families.setdefault(task.family, []).append(task)
     players: tuple[Player, ...] = (oracle, no_op)
     began, first = time.monotonic(), list[tuple[TargetTask, Player, Played]]()
     try:
-        for task, player in product(in_turn(families.values())[:LOOKED_AT], players):
+        for task, player in product(of_each_family(playable.tasks("diagnosis"))[:LOOKED_AT], players):
             if time.monotonic() - began > SECONDS:
                 break
             first.append((task, player, _played(playable, task, player)))
