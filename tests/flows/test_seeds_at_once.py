@@ -67,6 +67,7 @@ def test_a_setting_that_does_not_hold_is_told_before_the_seeds_part(
     given = CompareParameters(budget=900, seeds=[28], out=settings_folder)
     with caplog.at_level("INFO", logger="trace"):
         flow.compare_methods.fn(given)
+        flow.warn(given, load_settings(home=settings_folder))
         assert "devices.trainings" not in caplog.text
         flow.warn(given, settings)
     assert caplog.text.count("devices.trainings = 2 does not hold for a comparison") == len(played) == 1

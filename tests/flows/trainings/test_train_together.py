@@ -17,9 +17,7 @@ import pytest
 from prefect import flow
 
 from errors import LimitReached, ProviderError, StoreError, TrainingError
-from flows import compare_methods
 from flows import train_apart as apart
-from flows.compare_methods import CompareParameters
 from flows.train_apart import at_once, spec_of, train_together
 from settings import load_settings
 from tasks.operations import jobs
@@ -245,16 +243,3 @@ def test_mlflow_that_is_away_is_met_before_any_training(settings_folder: Path, m
     with pytest.raises(StoreError, match=r"MLflow at .* failed while trainings were begun: .* no such host"):
         train_together(Begun(settings_folder), ["a", "b"])  # type: ignore[arg-type]
     assert jobs.begun == []
-
-
-def test_a_comparison_says_that_trainings_come_one_after_another(
-    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = CompareParameters(budget=1, seeds=[], out=settings_folder)
-    for trainings, lines in ((1, 0), (2, 1)):
-        caplog.clear()
-        settings = Begun(settings_folder, trainings).settings
-        monkeypatch.setattr(compare_methods, "check", lambda params, settings=settings: settings)
-        with caplog.at_level("INFO", "trace"):
-            assert compare_methods.compare_methods.fn(given) == []
-        assert sum("come one after another" in message for message in caplog.messages) == lines

@@ -52,6 +52,11 @@ def spoken(name: str, result: str, owner: str = "", capability: str = "refund_pa
     return LoggedTurn(owner, Routed(name, decision, "router1", 1, ""), turn, 0.5)
 
 
+def asked(spoken: LoggedTurn, messages: list[Any], **other: Any) -> LoggedTurn:
+    """This turn of a client that has sent these."""
+    return replace(spoken, turn=replace(spoken.turn, asked=replace(spoken.turn.asked, messages=messages), **other))
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     with open_store(f"sqlite:///{tmp_path}/trace.db") as opened:
@@ -72,7 +77,8 @@ def log(store: Store, counts: list[str]) -> Any:
 
 def test_a_conversation_is_one_row_that_grows(store: Store, log: TrafficLog, counts: list[str]) -> None:
     log.add(spoken("c", "pending"))
-    log.add(spoken("c", "shipped"))
+    heard = [{"role": "assistant", "content": "It is pending."}, {"role": "user", "content": "And now?"}]
+    log.add(asked(spoken("c", "shipped"), [*spoken("c", "pending").turn.asked.messages, *heard]))
     log.flush()
     (row,) = store.rows(ConversationRow)
     assert (row.conversation, row.turns, row.prompt_tokens, row.seconds) == ("c", 2, 100, 1.0)
@@ -84,12 +90,10 @@ def test_a_conversation_is_one_row_that_grows(store: Store, log: TrafficLog, cou
 
 def test_a_turn_that_is_asked_again_is_one_turn(store: Store, log: TrafficLog) -> None:
     """After a restart, too: what is stored counts."""
-    turn, said = spoken("c", "ok"), list[Any]()
 
     def ask(*messages: str, answer: str = "Done.") -> int:
-        said[:] = [{"role": "user" if i % 2 == 0 else "assistant", "content": m} for i, m in enumerate(messages)]
-        heard = TurnResult({"role": "assistant", "content": answer})
-        log.add(replace(turn, turn=replace(turn.turn, asked=replace(turn.turn.asked, messages=[*said]), heard=heard)))
+        said = [{"role": "user" if i % 2 == 0 else "assistant", "content": m} for i, m in enumerate(messages)]
+        log.add(asked(spoken("c", "ok"), said, heard=TurnResult({"role": "assistant", "content": answer})))
         log.flush()
         return store.rows(ConversationRow)[0].turns
 
@@ -101,8 +105,8 @@ def test_a_turn_that_is_asked_again_is_one_turn(store: Store, log: TrafficLog) -
     assert ask("a", answer="No.") == 1, "its client has gone back to the beginning"
     say(log, "", Feedback("c", success=True))
     assert len({before, judged, TrafficTarget(store).data_hash}) == 3, "another answer is other data"
-    assert ask("x") == 2, "a client that sends its last words alone"
-    assert [ask("x", "Done.", "y", "Done.", "z"), ask("x")] == [3, 1], "some of it was said elsewhere"
+    assert ask("x") == 1, "another conversation under the same id"
+    assert [ask("x", "Done.", "y", "Done.", "z"), ask("x")] == [2, 1], "who gave an answer said elsewhere is not known"
 
 
 def say(log: TrafficLog, owner: str, feedback: Feedback) -> dict[str, Any]:
@@ -144,8 +148,7 @@ def test_feedback_leaves_with_the_words_that_it_was_about(store: Store, log: Tra
     log.add(first)
     say(log, "", Feedback("c", success=False, comment="no"))
     back = {"role": "assistant", "content": [{"type": "text", "text": "It is wrong. "}], "name": "shop"}
-    messages: list[Any] = [*first.turn.asked.messages, back, {"role": "user", "content": "Again."}]
-    log.add(replace(first, turn=replace(first.turn, asked=replace(first.turn.asked, messages=messages))))
+    log.add(asked(first, [*first.turn.asked.messages, back, {"role": "user", "content": "Again."}]))
     log.flush()
     (row,) = store.rows(ConversationRow)
     assert (row.success, row.comment) == (False, "no")
@@ -182,8 +185,8 @@ def test_feedback_and_the_next_turn_do_not_overwrite_each_other(
         def stored(by: TrafficLog, then: Callable[[], object] = lambda: None) -> None:
             turn, probabilities = spoken("c", "ok"), Meanwhile()
             probabilities.then = then
-            decision = replace(turn.routed.decision, probabilities=probabilities)
-            by.add(replace(turn, routed=replace(turn.routed, decision=decision)))
+            routed = replace(turn.routed, decision=replace(turn.routed.decision, probabilities=probabilities))
+            by.add(replace(turn, routed=routed))
             by.flush()
 
         def now() -> datetime:
@@ -210,8 +213,7 @@ def test_feedback_and_the_next_turn_do_not_overwrite_each_other(
         {},
         {"conversation": "c"},
         {"conversation": 5, "success": True},
-        {"conversation": "c", "reward": 2},
-        {"conversation": "c", "reward": True},
+        *({"conversation": "c", "reward": reward} for reward in (2, True)),
         {"conversation": "c", "success": "yes"},
         {"conversation": "c", "comment": "x" * 5000},
     ],
@@ -336,8 +338,7 @@ def test_what_the_generalist_failed_at_is_selected_as_any_other(
     for i in range(12):
         log.add(spoken(f"c{i}", "pending", capability="generalist"))
         say(log, "", Feedback(f"c{i}", success=i % 3 > 0))
-    found, selected = mined(store, monkeypatch)
-    assert "generalist" in found.candidates
+    _, selected = mined(store, monkeypatch)
     assert selected.selected == ["generalist"]
 
 
@@ -379,15 +380,15 @@ def test_a_round_on_traffic_goes_up_to_select(
     from flows.improve import ImproveParameters, improve, until
 
     home = settings_folder / "runs"
-    runner = CliRunner()
-    assert TRAFFIC not in {r["name"] for r in json.loads(runner.invoke(app, ["targets", "--json"]).stdout)}
+    runner, targets = CliRunner(), ["targets", "--json"]
+    assert TRAFFIC not in {r["name"] for r in json.loads(runner.invoke(app, targets).stdout)}
     assert not home.exists(), "looking created something"
     home.mkdir()
     with open_store(f"sqlite:///{home}/trace.db") as store:
         log = TrafficLog(store, PolicyIdentity("tiny", "1"), "shop", 1.0, lambda _: None)
         filled(store, log)
         log.close()
-    listed = {r["name"]: r for r in json.loads(runner.invoke(app, ["targets", "--json"]).stdout)}
+    listed = {r["name"]: r for r in json.loads(runner.invoke(app, targets).stdout)}
     assert listed[TRAFFIC]["splits"] == {"diagnosis": 10}
     result = until("select", ImproveParameters(target=TRAFFIC, home=home))
     assert result["selected"][0] == "call_find_order"

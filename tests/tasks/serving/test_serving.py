@@ -125,8 +125,10 @@ def served(home: Home, **given: Any) -> Any:
     return build_gateway(settings, store, Serving(**given), GatewaySettings(blend=0.6))
 
 
-def ask(url: str, text: str, model: str = "trace", **headers: str) -> httpx.Response:
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 4}
+def ask(url: str, *said: str, model: str = "trace", **headers: str) -> httpx.Response:
+    """The answer to the last of `said`, which are a user's words and the model's in turns."""
+    messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(said)]
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 4}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=120, trust_env=False)
     assert answer.status_code == 200, answer.text
     return answer
@@ -141,6 +143,7 @@ def test_a_home_is_served_and_follows_its_releases(home: Home, caplog: pytest.Lo
         assert names[:2] == ["trace", "base"]
         first = next(name for name in names if name.startswith("refund_payment@v"))
         answer = ask(url, "Refund 7 of order 264.", **{"x-trace-conversation": "c"})
+        heard = answer.json()["choices"][0]["message"]["content"]
         assert answer.json()["model"] == first
         assert answer.headers["x-trace-preset"] == "shop"
         before = int(answer.headers["x-trace-release"])
@@ -154,7 +157,7 @@ def test_a_home_is_served_and_follows_its_releases(home: Home, caplog: pytest.Lo
         follow(url, release.number)
         assert time.monotonic() - began < 10
         app.reconciler.follow_seconds = 0.1
-        second = ask(url, "And 3 more.", **{"x-trace-conversation": "c"})
+        second = ask(url, "Refund 7 of order 264.", heard, "And 3 more.", **{"x-trace-conversation": "c"})
         assert (second.json()["model"], second.headers["x-trace-release"]) == (better.served_name, str(release.number))
         assert first not in [m.id for m in client.models.list()]
         with pytest.raises(openai.NotFoundError):
@@ -174,7 +177,7 @@ def test_a_home_is_served_and_follows_its_releases(home: Home, caplog: pytest.Lo
         with home.store as store:
             rollback(store, home.registry, "shop", 0)
         follow(url, 0)
-        alone = ask(url, "And 3 more.", **{"x-trace-conversation": "c"})
+        alone = ask(url, "Refund 7 of order 264.", heard, "And 3 more.", **{"x-trace-conversation": "c"})
         assert (alone.json()["model"], alone.headers["x-trace-release"]) == ("base", "none")
         assert [m.id for m in client.models.list()] == ["trace", "base"]
         with home.store as store:
