@@ -57,8 +57,9 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 class ChatRequest:
     """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text
     completion's ("" for chat). `answers` is how many are asked for (`n`). `body` is what came, for a server behind the
-    gateway. `usage_in_stream`: the client asks for the count of a stream's tokens, and with `usage_in_parts` for that
-    up to each part, too."""
+    gateway. `one_call`: the client takes no more than one tool call a turn (`parallel_tool_calls` is false).
+    `usage_in_stream`: it asks for the count of a stream's tokens, and with `usage_in_parts` for that up to each part,
+    too."""
 
     model: str
     chat: bool
@@ -66,6 +67,7 @@ class ChatRequest:
     messages: Sequence[Mapping[str, Any]] = ()
     prompt: str | Sequence[int] = ""
     tools: Sequence[Mapping[str, Any]] = ()
+    one_call: bool = False
     stream: bool = False
     usage_in_stream: bool = False
     usage_in_parts: bool = False
@@ -275,9 +277,10 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
         model=model,
         chat=chat,
         body=body,
-        stream=bool(body.get("stream")),
-        usage_in_stream=bool(options.get("include_usage")),
-        usage_in_parts=bool(options.get("continuous_usage_stats")),
+        one_call=not _yes(body, "parallel_tool_calls", unsaid=True),
+        stream=_yes(body, "stream"),
+        usage_in_stream=_yes(options, "include_usage", "stream_options."),
+        usage_in_parts=_yes(options, "continuous_usage_stats", "stream_options."),
         answers=1 if answers is None else int(answers),
         max_tokens=None if longest is None else int(longest),
         temperature=temperature,
@@ -285,6 +288,15 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
         stop=tuple(stop),
         **given,
     )
+
+
+def _yes(options: Mapping[str, Any], name: str, where: str = "", unsaid: bool = False) -> bool:
+    value = options.get(name)
+    if value is None:
+        return unsaid
+    if not isinstance(value, bool):
+        raise ApiError(400, f"{where}{name} is {value!r:.40}; give true or false", param=f"{where}{name}")
+    return value
 
 
 def _number(body: Mapping[str, Any], name: str, low: float, high: float, whole: bool = False) -> float | None:

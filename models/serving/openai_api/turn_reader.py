@@ -7,6 +7,7 @@ end. A "call" of a tool that was not offered is text: a client could not run it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from environments.contract import Action
@@ -19,7 +20,7 @@ BROKEN = "\ufffd"  # what decoding gives for the first bytes of a character whos
 
 
 class TurnReader:
-    """One turn. `plain` reads no calls (text completions)."""
+    """One turn. `plain` reads no calls (text completions), `one_call` the first of a turn's alone."""
 
     def __init__(
         self,
@@ -27,9 +28,10 @@ class TurnReader:
         tools: Sequence[Mapping[str, Any]] = (),
         stop: Sequence[str] = (),
         plain: bool = False,
+        one_call: bool = False,
     ) -> None:
         self._renderer, self._tools, self._stop = renderer, tools, tuple(stop)
-        self._plain = plain
+        self._plain, self._one_call = plain, one_call
         self._names = () if plain else tuple(tool["function"]["name"] for tool in tools)
         self._compact = isinstance(renderer.calls, CompactCalls)
         self._ids: list[int] = []
@@ -72,7 +74,7 @@ class TurnReader:
         if self._names:
             read = self._renderer.calls.read(text, self._tools)
             if read.tool_calls and all(call.name in self._names for call in read.tool_calls):
-                action = read
+                action = replace(read, tool_calls=read.tool_calls[:1]) if self._one_call else read
         # What stands around calls is content without the blanks at its beginning, which may have been shown.
         shown = len(text[: self._shown].lstrip()) if action.tool_calls else self._shown
         return action, action.content[shown:]

@@ -103,7 +103,7 @@ class RenderedUpstream:
         temperature = self.temperature if asked.temperature is None else asked.temperature
         sampling = Sampling(temperature, longest, seed)
         name = turn.adapter.name if turn.adapter else None
-        reader = TurnReader(self.renderer, tools, asked.stop, not asked.chat)
+        reader = TurnReader(self.renderer, tools, asked.stop, not asked.chat, asked.one_call)
         return reader, Request(turn.conversation, ids, sampling, name, shared)
 
     def _rendered(self, turn: Turn) -> tuple[list[int], int, Sequence[Mapping[str, Any]]]:

@@ -42,6 +42,12 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
         ({"model": "trace", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, 400, "max_tokens"),
         ({"model": "trace", "messages": [{"role": "user", "content": "x"}], "temperature": "hot"}, 400, "temperature"),
         ({"model": "trace", "messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools"),
+        ({"model": "trace", "messages": [{"role": "user", "content": "x"}], "stream": "false"}, 400, "stream"),
+        (
+            {"model": "trace", "messages": [{"role": "user", "content": "x"}], "stream_options": {"include_usage": 1}},
+            400,
+            "stream_options.include_usage",
+        ),
         ({"model": "gpt-9", "messages": [{"role": "user", "content": "x"}]}, 404, "model"),
         ({"model": "../../etc", "messages": [{"role": "user", "content": "x"}]}, 404, "model"),
         ({"model": "trace", "messages": [{"role": "user", "content": "long"}]}, 400, "messages"),

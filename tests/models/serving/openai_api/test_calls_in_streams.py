@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from models.renderer import Renderer
+from models.serving.openai_api.requests import parse_chat
 from models.serving.openai_api.turn_reader import TurnReader
 from tests.tokenizers_trained import chatml_tokenizer
 
@@ -31,3 +32,12 @@ def test_a_stream_loses_no_text_around_a_call(text: str, content: str, step: int
     assert len(action.tool_calls) == text.count(CALL)
     assert action.content == content
     assert (told + rest).strip() == content
+
+
+def test_a_client_that_takes_one_call_a_turn_gets_the_first() -> None:
+    asked = parse_chat({"model": "m", "messages": [{"role": "user", "content": "x"}], "parallel_tool_calls": False})
+    reader = TurnReader(RENDERER, [TOOL], one_call=asked.one_call)
+    told = reader.feed(RENDERER.text_ids(f"Both: {CALL}{CALL.replace('7', '8')}"))
+    action, rest = reader.finish()
+    assert [call.arguments for call in action.tool_calls] == [{"order": 7}]
+    assert (told + rest).strip() == "Both:"
