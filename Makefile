@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  echo "error: '$(PYTHON)' with its venv module was not found; install Python 3.11 (Debian: apt-get install python3.11 python3.11-venv) or name another with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { \
 	  echo "error: $$($(PYTHON) --version) cannot be used; name a Python 3.11 or 3.12 with make PYTHON=..." >&2; exit 1; }
-	@echo "Installing into $(VENV) (about 3 GB, several more with the CUDA build of torch that PyPI has; two minutes on a fast network)"
+	@echo "Installing into $(VENV) (about 3 GB, several more with the CUDA build of torch that PyPI has; about five minutes, two on a fast network)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# torch first and by this exact version: a CPU build that pip is shown (PIP_FIND_LINKS) then satisfies everything else.
 	@$(PIP) install -c constraints.txt torch==2.13.0

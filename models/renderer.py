@@ -194,6 +194,7 @@ class Renderer:
     def demonstration(self, prompt: Prompt, messages: Sequence[Message]) -> Conversation:
         """A conversation in which the assistant's turns count as sampled, each ended as the model would end it;
         `messages` begin with others' and end with a turn of its own."""
+        messages = self.calls.turns(messages)
         turns = [place for place, message in enumerate(messages) if message.role == ANSWERS]
         conversation = self.start(prompt, messages[: turns[0]])
         for place, after in zip(turns, [*turns[1:], len(messages)], strict=True):

@@ -170,6 +170,7 @@ def test_of_several_calls_the_compact_form_shows_each_in_a_turn_with_its_result(
     renderer, prompt = Renderer(header_tokenizer()), Prompt("Answer.", TOOLS)
     given = [asked, Message("assistant", "", calls), *results, *then]
     assert renderer.start(prompt, given) == renderer.start(prompt, wanted)
+    assert renderer.demonstration(prompt, given[:-1]) == renderer.demonstration(prompt, wanted[:-1])
     for message in wanted:
         assert CompactCalls().turns([message]) == JsonCalls().turns([message]) == [message]
 
