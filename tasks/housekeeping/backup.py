@@ -132,8 +132,9 @@ class _Writer:
         self.members[name] = Member(size=size, sha256=digest.hexdigest())
 
     def add_folder(self, folder: Path, home: Path) -> None:
-        """Write the files below a folder. A folder that loses a file meanwhile is being removed, and is left out: a
-        checkpoint that says it is complete and is not could not be resumed from."""
+        """Write the files below a folder. One within it that loses a file meanwhile is being removed, and is left out:
+        a checkpoint that says it is complete and is not could not be resumed from. What lies in `folder` itself is
+        whole file by file."""
         gone: set[str] = set()
         for path in _files(folder):
             name, parent = path.relative_to(home).as_posix(), path.parent.relative_to(home).as_posix()
@@ -145,7 +146,8 @@ class _Writer:
             try:
                 source = self._steady(path)
             except FileNotFoundError:
-                gone.add(parent)
+                if path.parent != folder:
+                    gone.add(parent)
                 continue
             if source is None:
                 self.left_out.append(name)
