@@ -43,6 +43,7 @@ _LATE_IMPORTS = (
     "__future__", "_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale", "unicodedata",
 )  # fmt: skip
 _HEADER = 4
+_PIPE = 1 << 16  # bytes that a pipe holds: a larger read would only cost its memory
 # How often a call that never reached a worker is given to the next one. Of those that wait for a worker, several may
 # be what kills it, one after another.
 _NEXT_WORKERS = 8
@@ -228,21 +229,26 @@ class Worker:
                 raise WorkerGone(f"the worker is gone ({self._epitaph()})") from None
 
     def _answer(self, deadline: float) -> Any:
-        size = int.from_bytes(self._read(_HEADER, deadline), "big")
+        whole = self._read(b"", _HEADER, deadline)
+        size = int.from_bytes(whole[:_HEADER], "big")
         if size > self.limits.answer_bytes:
             raise WorkerDied(f"the worker announced an answer of {size} bytes, more than {self.limits.answer_bytes}")
-        body = self._read(size, deadline)
+        body = self._read(whole, _HEADER + size, deadline)[_HEADER:]
+        if len(body) > size:
+            raise WorkerDied("the worker wrote more than its answer")
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise WorkerDied(f"the worker wrote no JSON: {type(error).__name__}") from error
 
-    def _read(self, count: int, deadline: float) -> bytes:
+    def _read(self, parts: bytes, count: int, deadline: float) -> bytes:
+        """`parts` and what comes behind them until these are `count` bytes: all that is there, as one read costs as
+        much as the answer of a small call."""
         assert self._process.stdout is not None
-        descriptor, parts = self._process.stdout.fileno(), b""
+        descriptor = self._process.stdout.fileno()
         while len(parts) < count:
             self._wait(descriptor, select.POLLIN, deadline)
-            part = os.read(descriptor, min(count - len(parts), 1 << 20))
+            part = os.read(descriptor, _PIPE)
             if not part:
                 raise WorkerDied(f"the worker is gone ({self._epitaph()})")
             parts += part

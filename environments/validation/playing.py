@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, canonical_json
 from environments.playing import take_turns
@@ -81,7 +81,8 @@ def play(
         take_turns(environment, first, act, step, past_the_end=past_the_end)
         score = checked_score(environment.score())
         shown = [message.as_dict() for message in messages if message.role != "assistant"]
-        return Played(score, _bytes([shown, asdict(score)]), steps, "", tuple(messages))
+        judged = vars(score) | {"checks": [vars(check) for check in score.checks], "metrics": dict(score.metrics)}
+        return Played(score, _bytes([shown, judged]), steps, "", tuple(messages))
     except OUTSIDE:
         raise
     except FAULTS as error:

@@ -50,6 +50,7 @@ ATTACKS = {
     "deep_answer": "v = []\nfor _ in range(100_000): v = [v]\nreturn v",
     "deep_answer_raw": "import os\nb = b'[' * 500_000\nos.write(1, len(b).to_bytes(4, 'big') + b)\nwhile True: pass",
     "forged_answer": 'import os\nb = b\'{{"id": 99, "value": 1}}\'\nos.write(1, len(b).to_bytes(4, \'big\') + b)\nwhile True: pass',  # noqa: E501
+    "answer_ahead": 'import os\nb = b\'{{"id": 1, "value": 1}}\'\nos.write(1, 2 * (len(b).to_bytes(4, \'big\') + b))\nwhile True: pass',  # noqa: E501
     "not_a_number": "return float('nan')",
     "no_json": "return object()",
     "no_json_key": "return {{(1, 2): 3}}",
