@@ -57,6 +57,9 @@ class Most:
     def for_training(self, adapter: str) -> int:
         return MOST_EPISODES
 
+    def unplayed(self, purpose: str) -> int:
+        return 0
+
     def for_routing(self, adapters: Sequence[str], purpose: str) -> int:
         return 0
 

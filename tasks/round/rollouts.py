@@ -51,6 +51,10 @@ class EpisodeBudget(Protocol):
         """The most episodes that the training of an adapter may play in all; the same whenever it is asked."""
         ...
 
+    def unplayed(self, purpose: str) -> int:
+        """Episodes of `purpose` that are paid for and not stored: of those that were played when a process died."""
+        ...
+
     def for_routing(self, adapters: Sequence[str], purpose: str) -> int:
         """The most episodes that adapters may play for the router in all; the same whenever it is asked."""
         ...

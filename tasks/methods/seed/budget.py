@@ -137,6 +137,11 @@ class Account:
         others = [i for i, purpose in charged.items() if purpose != TEST and i not in set(mine)]
         return max(0, self.share(self.episodes - len(others)))
 
+    def unplayed(self, purpose: str) -> int:
+        """Episodes of `purpose` that are paid for and not stored: of those that were played when a process died."""
+        paid = [i for i, given in self.charged().items() if given == purpose]
+        return len(paid) - len(self.store.trajectory_frame(None, columns=["id"], id=paid))
+
     def for_routing(self, adapters: Sequence[str], purpose: str) -> int:
         """The most episodes of `purpose` that these adapters may play for the router in all, `proof` left over; the
         same whenever it is asked: what they have played of it is not taken off."""

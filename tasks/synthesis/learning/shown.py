@@ -30,6 +30,8 @@ from tasks.synthesis.learning.recalling import successes
 FEW, SCENARIOS, SAMPLES = 16, 8, 4
 # Turns in which one that is made first learns; in each it is shown as many scenarios, and others, once each.
 TURNS = 2
+# What a generalist is shown is stored and paid for as calibration is.
+PURPOSE = "calibration"
 
 
 def first_shown(train: TrainSettings) -> int:
@@ -46,7 +48,7 @@ def show_missing(context: Context, environment: ComposedEnvironment) -> None:
     missing = sorted((f for f in environment.spec.families if there[f] < FEW), key=lambda f: (there[f], f))
     if context.settings.train.hints:
         paid = _paid(context, environment, missing, SCENARIOS * SAMPLES)
-        play_advised(context, environment, paid, "calibration", str(context.round.number))
+        play_advised(context, environment, paid, PURPOSE, str(context.round.number))
 
 
 def show_lacking(context: Context, environment: ComposedEnvironment, turn: int, latest: AdapterRow | None) -> None:
@@ -56,15 +58,16 @@ def show_lacking(context: Context, environment: ComposedEnvironment, turn: int, 
     count, draw = context.settings.train.shown, f"{context.round.number}.{turn}"
     each = count * (1 + TURNS - first_shown(context.settings.train))
     families = _paid(context, environment, environment.spec.families, each)
-    play_advised(context, environment, families, "calibration", draw, latest, count, 1)
+    play_advised(context, environment, families, PURPOSE, draw, latest, count, 1)
 
 
 def _paid(context: Context, environment: ComposedEnvironment, families: Sequence[str], each: int) -> list[str]:
     """The first of the `families` that can be shown `each` episodes; all, where nothing pays."""
     if context.budget is None:
         return list(families)
-    done = shown_so_far(context, environment.spec.id)
-    paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST)) + len(done)
+    # What an earlier attempt of this stage was charged for, played or not, is asked for again.
+    done = len(shown_so_far(context, environment.spec.id)) + context.budget.unplayed(PURPOSE)
+    paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST)) + done
     return list(families)[: paid // each]
 
 

@@ -74,6 +74,17 @@ def test_a_training_may_play_the_same_whenever_it_is_asked(store: Store) -> None
     assert account.for_training("adapter") == 0
 
 
+def test_what_a_process_was_charged_for_and_did_not_play_is_known(store: Store) -> None:
+    account = Account.open(store, "trace", 100, ["diagnosis"])
+    assert account.unplayed("calibration") == 0
+    rows = [row_of(t, replace(GROUND, purpose="calibration"), Origin("c", "1"), f"x{i}")
+            for i, t in enumerate(_trajectories())]  # fmt: skip
+    account.admit([*(row.id for row in rows), "died", "died, too"], "calibration")
+    account.admit(["another's"], "evaluation")
+    store.add_trajectories(rows)
+    assert (account.unplayed("calibration"), account.unplayed("evaluation")) == (2, 1)
+
+
 def test_what_is_left_over_is_the_routers(store: Store) -> None:
     """Beside what proves the candidate; what these adapters have played for it is theirs, another's is spent."""
     account = Account.open(store, "trace", 100)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from db import GENERALIST
+from db import GENERALIST, open_store
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import is_advised
 from environments.targets.shop.target import target
 from settings import load_settings
+from tasks.methods.seed.budget import Account
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.environments import composed_of
 from tasks.synthesis.learning import shown
@@ -36,8 +38,10 @@ class Shown:
     def __init__(self, train: dict[str, Any], paid: int | None = None, stored: int = 0) -> None:
         self.settings = load_settings(profile="night", train=train)
         self.round = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash, seed=0, number=1)
-        self.budget = None if paid is None else SimpleNamespace(for_training=lambda adapter: paid)
-        self.store = SimpleNamespace(trajectory_frame=lambda *given, **more: {"id": range(stored)})
+        self.budget: Any = None
+        if paid is not None:
+            self.budget = SimpleNamespace(for_training=lambda adapter: paid, unplayed=lambda purpose: 0)
+        self.store: Any = SimpleNamespace(trajectory_frame=lambda *given, **more: {"id": range(stored)})
         self.engine = SimpleNamespace(play=self._play)
         self.played: list[tuple[Any, list[Any]]] = []
 
@@ -109,3 +113,28 @@ def test_each_turn_shows_as_many_other_scenarios_of_every_family(
     one = TURNS * 5
     assert {t.family for t in turn(1, paid=one + 3).tasks()} == {environment.spec.families[0]}
     assert {t.family for t in turn(2, "x", paid=3, stored=one).tasks()} == {environment.spec.families[0]}
+
+
+def test_what_was_paid_for_when_a_process_died_is_shown_by_the_next(
+    settings_folder: Path, tmp_path: Path, environment: ComposedEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes are charged before they are played. Taken off what is left, they left fewer families to be shown."""
+    monkeypatch.setattr(shown, "successes", lambda context, without: [])
+    context = of()
+    with open_store(f"sqlite:///{tmp_path / 'trace.db'}") as store:
+        context.store, context.budget = store, Account.open(store, "trace", 2 * SCENARIOS * SAMPLES + 9)
+
+        def dies(ground: Any, episodes: Any, what: str) -> None:
+            context._play(ground, episodes, what)
+            context.budget.admit([f"{e.task.id}/{e.trial}" for e in episodes], ground.purpose)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(context.engine, "play", dies)
+        with pytest.raises(KeyboardInterrupt):
+            show_missing(context, environment)
+        before = [task.id for task in context.tasks()]
+        context.played.clear()
+        monkeypatch.setattr(context.engine, "play", context._play)
+        show_missing(context, environment)
+    assert len(before) == 2 * SCENARIOS * SAMPLES
+    assert [task.id for task in context.tasks()] == before
