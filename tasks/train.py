@@ -100,7 +100,11 @@ def _folder_name(capability: str, version: int) -> str:
 def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> TrainResult:
     """Train on the capability's environment, from the start that does best there."""
     course = course_of(context, capability)
-    if context.budget is not None and context.budget.for_training(course.adapter) < wanted.groups * wanted.group_size:
+    begun = (
+        context.store.row(AdapterRow, id=course.adapter) is not None
+    )  # what its choice has taken since is not missed
+    batch = wanted.groups * wanted.group_size
+    if context.budget is not None and not begun and context.budget.for_training(course.adapter) < batch:
         # Before starts are compared: they would be paid for by what proves the others.
         return TrainResult(adapter=course.adapter, sha256="", steps=0, run="", ending="budget", chosen=0)
     start, began = champion_start(context, capability, wanted)

@@ -227,7 +227,10 @@ def _trained(
     identity = adapter_id(context.round.id, name)
     account.share = lambda left: left - choosing_episodes(context.settings)
     train = context.settings.train
-    steps = account.for_training(identity) // (train.groups * train.group_size)
+    # One that has begun goes on: what has chosen among its checkpoints since is no longer left.
+    begun = context.store.row(AdapterRow, id=identity)
+    paid = account.for_training(identity) // (train.groups * train.group_size)
+    steps = paid if begun is None else int(begun.config["steps"])
     if not steps:
         return replace(before, notes=(f"the budget leaves no group to train on, so {whose} answers",))
     folder = context.folder / "training" / name
@@ -248,7 +251,8 @@ def _trained(
 
 def _checkpoints(context: Context, account: Account, course: Course, steps: int) -> tuple[Checkpoint, ...]:
     """The weights after each step, with the episodes of the whole budget that had been played by then."""
-    mine = set(context.store.trajectory_frame(None, columns=["id"], adapter_id=course.adapter)["id"])
+    # Also the base's own there, which checkpoints are held against.
+    mine = set(context.store.trajectory_frame(None, columns=["id"], environment=course.environment.spec.id)["id"])
     before = sum(purpose != TEST for i, purpose in account.charged().items() if i not in mine)
     rows = sorted(context.store.rows(TrainingStepRow, adapter_id=course.adapter), key=lambda row: row.step)
     folders = weights_by_step(course.folder, steps)

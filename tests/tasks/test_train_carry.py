@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from db import GENERALIST, AdapterRow, AdapterState, CapabilityRow, EnvironmentR
 from models.adapters.files import WEIGHTS, adapter_digest
 from models.training.lora import PROJECTIONS
 from tasks import train as stage_file
+from tasks.round.adapters import begin_adapter
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.stage import stage
@@ -281,3 +283,15 @@ def test_what_the_budget_does_not_train_compares_no_starts(context: Context, mon
     assert (result.steps, result.ending, result.goes_on) == (0, "budget", False)
     assert "did not pay for a first step" in result.unused
     assert not context.store.rows(AdapterRow, id=result.adapter)
+
+
+def test_what_has_begun_is_chosen_from_whatever_the_choice_has_taken(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while its checkpoints are held against each other, a training would be none the next time."""
+    adapter = stage_file.course_of(context, CAPABILITY).adapter
+    begin_adapter(context, adapter, None, None, {})
+    monkeypatch.setattr(stage_file, "starts_of", Mock(side_effect=Died))
+    monkeypatch.setattr(context, "budget", SimpleNamespace(for_training=lambda adapter: 0))
+    with pytest.raises(Died):
+        stage_file.train._work(context, CAPABILITY)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from db import AdapterRow
+from db import AdapterRow, TrainingStepRow
 from environments.contract import Action, TargetTask
 from environments.targets.shop.target import target as shop
 from environments.wrapping import WrappedEnvironment
@@ -17,12 +17,13 @@ from errors import TrainingError, TrainingMemoryError, Untrainable
 from models.training.records import TrainingSettings
 from tasks.methods import iterated as iterated_file
 from tasks.methods.seed.answers import Answer
-from tasks.methods.seed.seed_run import close_round, pay
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.seed_run import DIAGNOSIS, close_round, diagnose, pay
 from tasks.methods.trained import TargetPractice, grpo_cloned, grpo_target
 from tasks.round.adapters import adapter_id
 from tasks.synthesis.calibration import CHOOSING_SEED
 from tasks.synthesis.choosing import fresh_scenarios
-from tests.tasks.methods.letters_target import made, target
+from tests.tasks.methods.letters_target import SIZE, made, target
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 
@@ -101,6 +102,34 @@ def test_a_baseline_is_not_judged_as_an_environment_of_trace_is(
         row = run.context.store.row(AdapterRow, id=adapter_id(run.context.round.id, "grpo-target"))
         assert row is not None
         assert (settings.judged, row.config["judged"]) == (False, False)
+    finally:
+        close_round(run.context)
+
+
+def test_a_kill_amid_the_choice_of_a_checkpoint_leaves_what_was_trained(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget pays for two steps and the choice. What that has taken when the process dies is not missed: else the
+    base answered. What is counted by each step is what was played by then, no episode of the choice among it."""
+    without_prefect(monkeypatch)
+    run, admit, choosing = seed_run(settings_folder, tiny_model, budget=50), Account.admit, list[str]()
+
+    def dying(self: Account, ids: Sequence[str], purpose: str) -> None:
+        admit(self, ids, purpose)
+        choosing.extend(ids if purpose == "evaluation" else ())
+        if len(choosing) == 12:
+            raise KeyboardInterrupt
+
+    try:
+        diagnose(run)
+        with monkeypatch.context() as patched:
+            patched.setattr(Account, "admit", dying)
+            with pytest.raises(KeyboardInterrupt):
+                grpo_target(run, run.context, pay(run.context, "grpo-target", run.episodes, (DIAGNOSIS,)))
+        answer = grpo_target(run, run.context, pay(run.context, "grpo-target", run.episodes, (DIAGNOSIS,)))
+        rows = run.context.store.rows(TrainingStepRow, adapter_id=adapter_id(run.context.round.id, "grpo-target"))
+        assert answer.notes[0].startswith("trained for 2 steps (steps)")
+        assert [point.episodes for point in answer.checkpoints] == [SIZE + row.metrics["played"] for row in rows]
     finally:
         close_round(run.context)
 
