@@ -167,6 +167,8 @@ def _learnt_weights(
         def on_step(record: StepRecord) -> None:
             context.still_ours()
             context.registry.log_steps(run, {record.step: {"nll": record.metrics["nll"]}})
+            if context.budget is not None:  # no episode is charged on the way, and seconds are counted with charges
+                context.budget.admit((), "training")
             meter.advance(f"{record.metrics['nll']:.3f} nats a token", say=True)
 
         actor = context.backend.actor(context.probe.ids, f"{name}@{context.round.id}")

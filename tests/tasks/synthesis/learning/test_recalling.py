@@ -3,6 +3,7 @@ shown advice behind the target's own prompt; and the adapter that learns from th
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from errors import Untrainable
 from models.episodes import Episode
 from models.training import recall
 from tasks.measuring.lineup import TRIED
-from tasks.methods.seed.seed_run import close_round, diagnose
+from tasks.methods.seed.seed_run import close_round, diagnose, pay
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.rollouts import outcomes
@@ -150,6 +151,18 @@ def test_an_adapter_learns_once_and_keeps_no_step_but_the_last(
     assert "nll" in context.registry.client.get_run(made.run).data.metrics
     monkeypatch.setattr(recalling, "recall_adapter", lambda *given: pytest.fail("it was learnt already"))
     assert learn(context, "learner", rows, training_settings(context.settings), 2).adapter.sha256 == row.sha256
+
+
+def test_the_seconds_of_learning_are_kept_where_the_process_is_killed(context: Context) -> None:
+    """Nothing is played, so nothing is charged: what was learnt in an earlier process would have taken no time."""
+    rows = [row for row in context.store.trajectories(None, with_blobs=True) if row.sampled_mask is not None][:5]
+    account = pay(context, "demonstrations", 50, ())
+    working = account.working()
+    working.__enter__()  # a process that is killed leaves no block
+    before = time.monotonic()
+    learn(context, "learner", rows, training_settings(context.settings), 2)
+    assert 0 < account.row.seconds <= time.monotonic() - before + 1
+    assert account.counts() == {}
 
 
 def test_an_adapter_whose_last_update_tore_it_apart_is_not_made(context: Context) -> None:
