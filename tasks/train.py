@@ -100,9 +100,8 @@ def _folder_name(capability: str, version: int) -> str:
 def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> TrainResult:
     """Train on the capability's environment, from the start that does best there."""
     course = course_of(context, capability)
-    begun = (
-        context.store.row(AdapterRow, id=course.adapter) is not None
-    )  # what its choice has taken since is not missed
+    # One that has begun goes on, whatever choosing among its checkpoints has taken since.
+    begun = context.store.row(AdapterRow, id=course.adapter) is not None
     batch = wanted.groups * wanted.group_size
     if context.budget is not None and not begun and context.budget.for_training(course.adapter) < batch:
         # Before starts are compared: they would be paid for by what proves the others.
