@@ -47,6 +47,10 @@ def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
             if (result.data_hash, result.families, result.shift) != (known.data_hash, known.families, known.shift):
                 raise ConfigurationError(f"seed {result.seed} in {name} is of other data or tasks than in {asked[0]}")
             called = REFERENCE if place == 0 else f"{'+'.join(Path(f).name for f in folders.split(','))}:{method}"
+            if called in known.methods:
+                raise ConfigurationError(
+                    f"two arguments are called {called}, the second of them {name}; rename a folder"
+                )
             found[result.seed] = known.with_method(called, result.methods[method])
     first = next(iter(found.values()))
     same: dict[str, object] = {n: getattr(first, n) for n in ("budget", "settings", "profile", "base", "trials")}

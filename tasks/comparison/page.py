@@ -34,7 +34,7 @@ def lines(table: Table) -> list[str]:
             f"{_span(100 * row.low, 100 * row.high):<15} {apart} {row.episodes:>9.0f} {row.tokens:>10.0f} "
             f"{row.seconds:>8.0f} {row.dollars:>8.4f}"
         )
-    text += other_tests(table)
+    text += [*lost_episodes(table), *other_tests(table)]
     names = [row.name for row in table.rows]
     broad = max(6, *(len(f) for f in table.families))
     letters = {lettered(i): name for i, name in enumerate(names)}
@@ -50,6 +50,15 @@ def lines(table: Table) -> list[str]:
         shown = [f"{episodes:.0f}: {100 * rate:.1f} %" for episodes, rate in points]
         text.append(f"{name} by episodes: {', '.join(shown)}")
     return text
+
+
+def lost_episodes(table: Table) -> list[str]:
+    """What a reader has to know of a method that errors took episodes from: one sentence a test, none without."""
+    return [
+        f"{name}: {lost} of {played} episodes of the {test} were lost to errors; its success is that of the rest."
+        for name, tests in table.lost.items()
+        for test, (lost, played) in tests.items()
+    ]
 
 
 def other_tests(table: Table) -> list[str]:
@@ -104,7 +113,7 @@ def render(table: Table, results: Sequence[SeedResult]) -> str:
     template = environment().get_template("methods.html.j2")
     return template.render(
         t=table, results=results, lettered=lettered, heads=heads_of(table), share_text=share_text, p_of=p_of,
-        whose_tasks=whose_tasks(table), over_what=over_what(table),
+        whose_tasks=whose_tasks(table), over_what=over_what(table), lost=lost_episodes(table),
         heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),
         curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},

@@ -78,7 +78,9 @@ class OtherTests:
 class Table:
     """A comparison: its rows in the order in which methods were run, success by family and method, and by number of
     nested members of TRACE's release. `curves` have the success of a method's checkpoints by episodes of its budget;
-    `others` every method's other tests, with k = `trials`. `drawn` says whether each seed has test tasks of its own."""
+    `others` every method's other tests, with k = `trials`. `drawn` says whether each seed has test tasks of its own.
+    `lost` are the episodes that are in no figure because errors took them, by method and by test ("test split", "shift
+    test"), each with how many were played; what lost none is not there."""
 
     target: str
     data_hash: str
@@ -92,6 +94,7 @@ class Table:
     others: tuple[OtherTests, ...]
     trials: int
     drawn: bool
+    lost: dict[str, dict[str, tuple[int, int]]]
 
 
 def table_of(results: Sequence[SeedResult]) -> Table:
@@ -142,7 +145,19 @@ def table_of(results: Sequence[SeedResult]) -> Table:
         others=tuple(_others(results, name) for name in names),
         trials=first.trials,
         drawn=first.drawn,
+        lost={n: lost for n in names if (lost := _lost([r.methods[n] for r in results if n in r.methods]))},
     )
+
+
+def _lost(played: Sequence[MethodFigures]) -> dict[str, tuple[int, int]]:
+    """Lost and played episodes of a method's seeds, by test; without a test that lost none."""
+    tests = {"test split": [m.outcomes for m in played], "shift test": [m.shift for m in played]}
+    found = {}
+    for name, outcomes in tests.items():
+        trials = [x for one in outcomes for task in one.values() for x in task]
+        if lost := trials.count(None):
+            found[name] = (lost, len(trials))
+    return found
 
 
 def _others(results: Sequence[SeedResult], name: str) -> OtherTests:

@@ -30,3 +30,12 @@ def test_a_seed_of_two_folders_is_no_series(tmp_path: Path) -> None:
     first, second = folder(tmp_path / "a", 1, 2, solved=20), folder(tmp_path / "b", 2, solved=10)
     with pytest.raises(ConfigurationError, match="seed 2 is in two of the folders"):
         gathered([f"{first},{second}:trace"], "shop")
+
+
+def test_two_folders_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:
+    """Of both the table would have had the second alone."""
+    (tmp_path / "old").mkdir()
+    first, now = folder(tmp_path / "a", 1, solved=20), folder(tmp_path / "shop", 1, solved=10)
+    before = folder(tmp_path / "old" / "shop", 1, solved=5)
+    with pytest.raises(ConfigurationError, match=r"two arguments are called shop:trace, the second of them .*old/"):
+        gathered([f"{first}:trace", f"{now}:trace", f"{before}:trace"], "shop")

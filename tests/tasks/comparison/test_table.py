@@ -100,6 +100,23 @@ def test_a_method_is_compared_on_the_seeds_that_have_both_and_lost_tasks_are_lef
     assert rows_of(table_of([seed_result(7, {"base": figures(3)})]))["base"].difference is None
 
 
+def test_what_errors_took_of_a_method_is_told_beside_its_success() -> None:
+    """A prompt that is too long for the longest tasks is measured on the short ones, and would look the better."""
+    shift = {"s0": [1.0, None], "s1": [None, None]}
+    of_shift = {"shift": {"s0": "cancel", "s1": "cancel"}}
+    whole = {"trace": figures(12, shift={"s0": [1.0, 0.0], "s1": [0.0, 0.0]})}
+    results = [seed_result(7, whole | {"gepa": figures(6, lost=4, shift=shift)}, **of_shift)]
+    results.append(seed_result(8, whole, **of_shift))
+    table = table_of(results)
+    assert table.lost == {"gepa": {"test split": (8, 48), "shift test": (3, 4)}}
+    page = render(table, results)
+    for told in ("gepa: 8 of 48 episodes of the test split", "gepa: 3 of 4 episodes of the shift test"):
+        assert any(line.startswith(told) for line in lines(table))
+        assert told in page
+    unharmed = three_seeds()
+    assert "lost" not in "\n".join([*lines(table_of(unharmed)), render(table_of(unharmed), unharmed)])
+
+
 def test_families_and_nested_capabilities() -> None:
     table = table_of(
         [
