@@ -7,7 +7,8 @@ difference may have other reasons than the release.
 
 A look a day at one release: the n-th day may spend alpha x 6 / (pi n)^2, half of it on traffic where there is any, so
 that all looks together call a release that is as good as its parent worse with a probability of alpha at most. A day's
-episodes are stored: a second run on the same day plays nothing and says the same.
+episodes are stored: a second run on the same day plays nothing and says the same of them. What users have said since it
+looks at again at the same level, so whoever asks often on a day spends more than alpha there.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class CalibrateResult(StageResult):
 class CheckpointFigures(BaseModel):
     """A checkpoint on the fresh seeds that one is chosen on: its step (0: what training began from), success and mean
     reward on the capability's own scenarios, and success on retention scenarios (None without any); `forgets` when
-    that is significantly below the start's."""
+    that is below the start's by an 80 % interval."""
 
     step: int
     success: float
@@ -171,8 +171,8 @@ class TransferFigures(BaseModel):
 class StartFigures(BaseModel):
     """Weights that a training could begin from (`tasks.synthesis.starting`): the capability whose `adapter` (id) they
     are, both "" for the base, and success on fresh own and retention scenarios together, success on each kind (None
-    without any), and mean reward; `forgets` when success on retention is significantly below the base's, `worse` when
-    success on all of them is. `chosen` is what training began from."""
+    without any), and mean reward; `forgets` when success on retention is below the base's by an 80 % interval, `worse`
+    when success on all of them is. `chosen` is what training began from."""
 
     capability: str = ""
     adapter: str = ""
