@@ -176,14 +176,14 @@ def tasks_needed(
     spread = base_rate * (1 - base_rate) + reached * (1 - reached)
     # Where every outcome is certain the sample may still hold another one: no less than one task in a hundred.
     variance = max(spread, 0.01) * (alike + (1 - alike) / trials)
-
-    changed = _changed_needed(alpha)
+    changed, shift = _changed_needed(alpha), gain / 100
 
     def finds(tasks: int) -> bool:
-        quantiles = _t_quantile(1 - alpha / 2, tasks) + _t_quantile(power, tasks)
-        # A sum of outcomes moves in whole steps, which costs the permutation test of few tasks some of its level.
-        reach = 100 * (quantiles * float(np.sqrt(variance / tasks)) + 1 / (trials * tasks))
-        return reach <= gain and float(special.bdtrc(changed - 1, tasks, gain / 100)) >= power
+        # Random signs spread by the gain as well, so a large one hides itself in part. And a sum of outcomes moves in
+        # whole steps, which costs the permutation test of few tasks some of its level.
+        without, with_it = np.sqrt((variance + shift**2) / tasks), np.sqrt(variance / tasks)
+        reach = float(special.ndtri(1 - alpha / 2) * without + special.ndtri(power) * with_it) + 0.5 / (trials * tasks)
+        return reach <= shift and float(special.bdtrc(changed - 1, tasks, shift)) >= power
 
     low = high = max(3, changed)
     while not finds(high):

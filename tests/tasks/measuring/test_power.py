@@ -104,6 +104,17 @@ def test_so_many_tasks_find_the_gain_with_the_power_asked_for(gain, base_rate, t
     assert 0.74 < np.mean(np.array(p) <= alpha) < 0.92
 
 
+@pytest.mark.parametrize(
+    ("gain", "base_rate", "alpha"), [(60, 0.2, 0.025), (60, 0.2, 0.0076), (50, 0.3, 0.0152), (30, 0.4, 0.05)]
+)
+def test_a_large_gain_in_few_tasks_of_one_trial_is_found_as_often_as_said(gain, base_rate, alpha):
+    """As most rounds plan: their adapters gain half of their own tasks, and each is played once."""
+    tasks = tasks_needed(gain, base_rate, 1, alpha)
+    base, other = np.random.default_rng(5).random((2, 2_000, tasks)) < [[[base_rate]], [[base_rate + gain / 100]]]
+    found = sign_flip_p_of_rows(other * 1.0 - base) <= alpha
+    assert 0.77 < found.mean() < 0.9
+
+
 def test_more_tasks_are_needed_for_less():
     needed = [tasks_needed(gain, 0.3, 8) for gain in (5, 10, 20, 40)]
     assert needed == sorted(needed, reverse=True)
