@@ -85,7 +85,7 @@ def judge_capabilities(
         ]
         verdict = GateVerdict.BETTER
         if not better:
-            verdict, why = _not_better("Its own tasks", difference, mde, (look.alpha / tried, worthwhile))
+            verdict, why = _not_better("Its own tasks", difference, mde, (look.alpha, tried, worthwhile))
             reasons.append(why)
         elif (lost := judge_lost("Its own tasks", table.lost(), len(table.families), rules, "the adapter")).blocks:
             verdict = GateVerdict.UNDERPOWERED
@@ -184,7 +184,7 @@ def judge_release(
         verdict = GateVerdict.UNDERPOWERED
         reasons.append(NOTHING_COMPARED)
     elif not better:
-        verdict, why = _not_better("The release", overall, mde, (look.alpha, rules.worthwhile))
+        verdict, why = _not_better("The release", overall, mde, (look.alpha, 1, rules.worthwhile))
         reasons.append(why)
     elif any(fall.blocks for fall in falls.values()):
         verdict = GateVerdict.UNDERPOWERED
@@ -249,15 +249,18 @@ def _significant(better: bool, look: Look) -> str:
 
 
 def _not_better(
-    what: str, difference: PairedDifference, mde: float, needs: tuple[float, float]
+    what: str, difference: PairedDifference, mde: float, needs: tuple[float, int, float]
 ) -> tuple[GateVerdict, str]:
-    level, worthwhile = needs
+    """What is said of it, by the look's level, how many were tried at it, and the gain that is worth having."""
+    level, tried, worthwhile = needs
     if difference.points <= 0:
         return GateVerdict.NOT_BETTER, f"{what} did not gain."
-    if difference.floor_p > level:
+    if difference.floor_p > level / tried:
+        # Holm grants more to the last of several that pass.
+        unless = "" if difference.floor_p > level else " unless others had"
         return GateVerdict.UNDERPOWERED, (
             f"{difference.tasks} tasks cannot give a p-value below {difference.floor_p:.2g}, so no gain could have "
-            "passed; evaluate on more tasks."
+            f"passed{unless}; evaluate on more tasks."
         )
     if mde > worthwhile:
         return GateVerdict.UNDERPOWERED, (

@@ -91,6 +91,19 @@ def test_holm_is_over_all_capabilities_tried():
     assert judge_capabilities({}, {}, RULES, LOOK) == {}
 
 
+def test_of_so_few_tasks_that_only_the_last_of_several_can_pass_it_is_not_said_that_none_could():
+    def of_few(won: int):
+        pairs = {"few": family("few", [0.0] * 7, [1.0] * won + [0.0] * (7 - won)),
+                 "clear": family("clear", [0.0] * 12, [1.0] * 12)}  # fmt: skip
+        return judge_capabilities(pairs, {name: (name,) for name in pairs}, RULES, Look(0.0304))["few"]
+
+    assert of_few(7).passed
+    assert of_few(6).reasons[-1] == (
+        "7 tasks cannot give a p-value below 0.016, so no gain could have passed unless others had; "
+        "evaluate on more tasks."
+    )
+
+
 def test_no_gain_is_not_better_and_a_gain_too_small_to_see_is_underpowered():
     assert alone(family("address", [1, 0] * 10, [0, 1] * 10)).verdict is GateVerdict.NOT_BETTER
     assert alone(family("address", [1.0] * 20, [0.0] * 20)).verdict is GateVerdict.NOT_BETTER
