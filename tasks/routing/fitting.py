@@ -38,7 +38,9 @@ LEAST_PLAYED = 16
 class Fitted:
     """The router, how many examples it was fitted on, and the share of `judged` ones that it sends right (None
     where there is none). Of a linear one each is judged without itself, of those that something solves. Else they are
-    those kept out, on which its mode and threshold were chosen as well: then the share is rather too high."""
+    those kept out, on which its mode and threshold were chosen as well, and whose labels come from the tasks around
+    them, which are those that vote: the share is too high, 89 % in 20 simulated families of eight tasks where no class
+    is better than another."""
 
     router: Router
     examples: int

@@ -262,7 +262,7 @@ def test_what_was_live_before_and_after_is_on_the_page() -> None:
         "points to what was live, p = 0.018", "as a whole against release 2 on validation", "detectable 6.9",
         "As a whole: +7.1 points", "Its adapter alone: better", "The live release has a version of it",
         "Training ended: solved", "The weights after step 7 were taken",
-        "95.1 % of 41 examples right that were kept out of its fit and on which its mode and threshold were chosen, so",
+        "95.1 % of 41 examples right that were kept out of its votes. The share is too high: what is right is told",
         "below a probability of 0.62", "5; live before it: release 2",
         "unlike all of them is answered by the base",
     ):  # fmt: skip
