@@ -62,6 +62,7 @@ def generated(task: Any, family: str) -> TargetTask:
     """What `Generators.generate` gave for `family`. Raises TargetError where it is no scenario of it."""
     if not isinstance(task, TargetTask):
         raise TargetError(f"generate({family!r}) gave {task!r:.80}; give environments.contract.TargetTask")
+    _refuse_other_fields(task, f"generate({family!r})")
     if task.family != family:
         raise TargetError(
             f"generate({family!r}) gave a task of the family {task.family!r}; give one of the family that was asked for"
@@ -78,8 +79,7 @@ def _refuse_other_families(families: Any, name: str) -> None:
             "capabilities, such as {'refund': ('look_up_order', 'refund_order')}"
         )
     for family, needs in families.items():
-        listed = isinstance(needs, list | tuple | set | frozenset)
-        if not isinstance(family, str) or not listed or not all(isinstance(need, str) for need in needs):
+        if not isinstance(family, str) or not _are_texts(needs):
             raise TargetError(
                 f"families() of target {name!r} gave {family!r:.80} the capabilities {needs!r:.80}; give a tuple of "
                 "texts, such as ('look_up_order',), () for none"
@@ -100,30 +100,43 @@ def _given(target: Target, what: str, ask: Callable[[], Any]) -> Any:
 
 
 def refuse_others(tasks: Sequence[Any], split: str) -> None:
-    """Raise TargetError for what is no list of tasks of a split, each with a text as its id and as its family, and with
-    a seed: no row of the store is without them."""
+    """Raise TargetError for what is no list of tasks of a split, each with fields as the contract has them: no row of
+    the store is without a text as its id and as its family, and a seed."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise TargetError(f"the tasks of {split} are a {type(tasks).__name__}; give a list")
     for task in tasks:
         if not isinstance(task, TargetTask):
             raise TargetError(f"{split} holds {task!r:.80}; give environments.contract.TargetTask")
-        if not isinstance(task.id, str) or not task.id:
-            raise TargetError(f"{split} holds a task with the id {task.id!r:.80}; give a text")
+        _refuse_other_fields(task, split)
         if task.split != split:
             raise TargetError(
                 f"task {task.id!r} of {split} says that its split is {task.split!r}; give each task the split that was "
                 "asked for"
             )
-        for name, value, kind in (("family", task.family, str), ("seed", task.seed, int)):
-            if not isinstance(value, kind):
-                wanted = "a text" if kind is str else "a whole number"
-                raise TargetError(f"task {task.id!r} of {split} has the {name} {value!r:.80}; give {wanted}")
-        try:
-            f"{task.id}{task.family}".encode()
-        except UnicodeEncodeError as problem:  # as names of files may be that are no UTF-8
-            raise TargetError(
-                f"task {task.id!r:.80} of {split} is not named in Unicode ({problem}); clean it"
-            ) from None
+
+
+def _refuse_other_fields(task: TargetTask, place: str) -> None:
+    """Raise TargetError for a task with a field that is of another type than its own; `place` says whence it comes."""
+    if not isinstance(task.id, str) or not task.id:
+        raise TargetError(f"{place} holds a task with the id {task.id!r:.80}; give a text")
+    tags: Any = task.capabilities
+    for name, fits, wanted in (
+        ("family", isinstance(task.family, str), "a text"),
+        ("seed", isinstance(task.seed, int), "a whole number"),
+        ("payload", isinstance(task.payload, Mapping), "a dict"),
+        # A text would be read letter by letter.
+        ("capabilities", _are_texts(tags), "a tuple of texts, such as ('look_up_order',)"),
+    ):
+        if not fits:
+            raise TargetError(f"task {task.id!r} of {place} has the {name} {getattr(task, name)!r:.80}; give {wanted}")
+    try:
+        f"{task.id}{task.family}".encode()
+    except UnicodeEncodeError as problem:  # as names of files may be that are no UTF-8
+        raise TargetError(f"task {task.id!r:.80} of {place} is not named in Unicode ({problem}); clean it") from None
+
+
+def _are_texts(listed: Any) -> bool:
+    return isinstance(listed, list | tuple | set | frozenset) and all(isinstance(one, str) for one in listed)
 
 
 def refuse_repeats(where: Mapping[str, Sequence[TargetTask]]) -> None:

@@ -127,16 +127,30 @@ def test_families_say_what_they_need(families: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"family": None}, "the family None; give a text"), ({"seed": "1"}, "the seed '1'; give a")]
+    ("change", "said"),
+    [
+        ({"family": None}, "the family None; give a text"),
+        ({"seed": "1"}, "the seed '1'; give a"),
+        ({"payload": None}, "the payload None; give a dict"),
+        ({"capabilities": "refund"}, "the capabilities 'refund'; give a tuple of texts"),
+    ],
 )
-def test_a_task_has_a_family_and_a_seed(change: dict[str, Any], said: str) -> None:
+def test_the_fields_of_a_task_are_as_the_contract_has_them(change: dict[str, Any], said: str) -> None:
     with pytest.raises(TargetError, match=f"task 'test' of test has {said}"):
         checked_tasks(Given(lambda s: [replace(task(s, s), **change) if s == "test" else task(s, s)]))
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"id": "x"}, r"generate\('f'\) gave \{'id': 'x'\}; give"), (task("x", "g"), "gave a task of the family 'f'")],
+    [
+        ({"id": "x"}, r"generate\('f'\) gave \{'id': 'x'\}; give"),
+        (task("x", "g"), "gave a task of the family 'f'"),
+        (task(7, "g"), r"generate\('other'\) holds a task with the id 7; give a text"),
+        (
+            replace(task("x", "g"), payload=["a"]),
+            r"task 'x' of generate\('other'\) has the payload \['a'\]; give a dict",
+        ),
+    ],
 )
 def test_a_generator_gives_a_task_of_the_family_that_was_asked_for(given: Any, said: str) -> None:
     with pytest.raises(TargetError, match=said):
