@@ -16,29 +16,29 @@ def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
     """The fixed tasks of a target by split. Raises TargetError where one is no task of its split, where two have the
     same id, where a split is another one when it is asked for again, where the data hash is no text, where families
     have no lists of capabilities, and where the target's own code fails."""
-    data_hash: Any = _given(target, "data_hash", lambda: target.data_hash)
+    data_hash: Any = given(target, "data_hash", lambda: target.data_hash)
     if not isinstance(data_hash, str) or not data_hash:
         raise TargetError(
             f"data_hash of target {target.name!r} is {data_hash!r:.80}; give a text that changes with whatever "
             "decides a score (environments.contract.content_hash makes one)"
         )
-    given: dict[str, Sequence[TargetTask]] = {
-        split: _given(target, f"tasks({split!r})", partial(target.tasks, split)) for split in SPLITS
+    found: dict[str, Sequence[TargetTask]] = {
+        split: given(target, f"tasks({split!r})", partial(target.tasks, split)) for split in SPLITS
     }
-    for split, tasks in given.items():
+    for split, tasks in found.items():
         refuse_others(tasks, split)
-    refuse_repeats(given)
-    for split, tasks in given.items():
+    refuse_repeats(found)
+    for split, tasks in found.items():
         _refuse_others_later(target, split, tasks)
     if isinstance(target, Generators):
-        _refuse_other_families(_given(target, "families()", target.families), target.name)
-    return given
+        _refuse_other_families(given(target, "families()", target.families), target.name)
+    return found
 
 
 def _refuse_others_later(target: Target, split: str, tasks: Sequence[TargetTask]) -> None:
     """Refuse a split that is another one when it is asked for again: two policies would be compared on tasks that have
     nothing but their ids in common. Tasks may be added meanwhile."""
-    again = {task.id: _told(task) for task in _given(target, f"tasks({split!r})", partial(target.tasks, split))}
+    again = {task.id: _told(task) for task in given(target, f"tasks({split!r})", partial(target.tasks, split))}
     changed = next((t.id for t in tasks if t.id in again and _told(t) != again[t.id]), None)
     if changed is None and tasks and not any(task.id in again for task in tasks):
         changed = tasks[0].id
@@ -86,7 +86,7 @@ def _refuse_other_families(families: Any, name: str) -> None:
             )
 
 
-def _given(target: Target, what: str, ask: Callable[[], Any]) -> Any:
+def given(target: Target, what: str, ask: Callable[[], Any]) -> Any:
     """What the code of a target gives, which may be a user's."""
     try:
         return ask()

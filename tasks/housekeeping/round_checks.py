@@ -16,8 +16,7 @@ from tasks.housekeeping.findings import Finding, fault, refused, warning, well
 from tasks.round.analyst import analyst_settings, check_user, models_of
 from tasks.round.preflight import check_approval, check_model, check_tasks, check_trainings
 from tasks.round.traffic import TRAFFIC
-from tasks.targets.kinds import check_kinds
-from tasks.targets.repeats import check_repeats
+from tasks.targets.looks import look_over
 from tasks.unattended.notices import check_webhook, left_lying, outbox
 
 WAITING_DAYS = 1.0
@@ -67,8 +66,7 @@ def target(settings: Settings) -> Finding:
         with closing(ModelClient(SpendingCap(analyst_settings(settings).limits))) as client:
             loaded = load_target(settings.target, settings.target_user, user_model(settings.target_user, client))
         check_tasks(loaded)
-        check_kinds(settings, loaded)
-        check_repeats(loaded)
+        look_over(settings, loaded)
         check_user(settings, loaded)
 
     try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from db import DrawnTaskRow, Round, Store
 from environments.contract import Draw, Drawable, DrawsTests, HoldsBack, ShiftTested, Target, TargetTask
 from environments.picking import spread
-from environments.task_ids import refuse_others, refuse_repeats
+from environments.task_ids import given, refuse_repeats
 from errors import TargetError
+from tasks.targets.draws import drawn_for, refuse_unlike
 
 logger = logging.getLogger("trace")
 
@@ -36,9 +37,10 @@ class RoundTasks:
         """All tasks that the split has in this round, also those that it does not play."""
         if not self.draws(split):
             return list(self.target.tasks(split))
-        if split not in self._met:
-            assert isinstance(self.target, Drawable)
-            self._met[split] = self._recorded(self.target.drawn(split, self._draw), split)
+        if not self._met:  # both at once: what is wrong with either is told before anything is played
+            self._met = drawn_for(self.target, self._draw)
+            for each, tasks in self._met.items():
+                self._record(tasks, each)
         return self._met[split]
 
     def draws(self, split: str) -> bool:
@@ -51,12 +53,14 @@ class RoundTasks:
         if not self.draws("validation"):
             return []
         drawn = [task for family, count in sorted(families.items()) for task in self._more(family, count)]
-        return self._recorded(drawn, "validation")
+        refuse_unlike(self.target, drawn, "validation", self._met)
+        self._record(drawn, "validation")
+        return drawn
 
     def _more(self, family: str, count: int) -> Sequence[TargetTask]:
         assert isinstance(self.target, Drawable)
         try:
-            return self.target.further(self._draw, family, count)
+            return list(given(self.target, "further(...)", partial(self.target.further, self._draw, family, count)))
         except TargetError as problem:  # the round has trained by now, and the tasks that are there can judge it
             logger.warning("no %d further validation tasks of %s are drawn: %s", count, family, problem)
             return []
@@ -91,13 +95,10 @@ class RoundTasks:
         used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number) - own
         return Draw(self.seed, this.number, used)
 
-    def _recorded(self, tasks: Sequence[TargetTask], split: str) -> list[TargetTask]:
-        """The tasks drawn for a split, once their contents are stored: no later round draws them."""
+    def _record(self, tasks: Sequence[TargetTask], split: str) -> None:
+        """Store the contents of the tasks drawn for a split: no later round draws them."""
         assert isinstance(self.target, Drawable)
-        refuse_others(tasks, split)
-        refuse_repeats({"test": self.target.tasks("test"), **self._met, f"the draw of {split}": tasks})
         self.store.put([self._drawn_row(self.target.content(t), t) for t in tasks])
-        return list(tasks)
 
     def _drawn_row(self, content: str, task: TargetTask) -> DrawnTaskRow:
         this = self.round

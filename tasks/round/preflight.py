@@ -32,8 +32,7 @@ from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import NOTHING_SAID, TRAFFIC
 from tasks.round.traffic import STAGES as FINDING
-from tasks.targets.kinds import check_kinds
-from tasks.targets.repeats import check_repeats
+from tasks.targets.looks import look_over
 from tasks.unattended.notices import check_webhook
 from tasks.unattended.servers import check_servers
 
@@ -270,8 +269,7 @@ def check_by_loading(settings: Settings, until: str = "") -> None:
         target = target_of(settings, store, client)
         check_tasks(target, until)
         if target.name != TRAFFIC:
-            check_kinds(settings, target)
-            check_repeats(target)
+            look_over(settings, target)
         check_base_config(settings.base_model)
         if settings.base_model != EMBEDDED:
             from models.local.base import load_renderer  # torch
