@@ -57,8 +57,8 @@ def check_draws(target: Target, seed: int) -> None:
     except TargetError as problem:
         logger.warning("target %s draws too little for further tasks, or for a second round: %s", target.name, problem)
         return
-    for split, tasks in second.items():
-        _refuse_known(target, tasks, split, dict.fromkeys(used, "that an earlier round has drawn"))
+    for split, drawn in second.items():
+        _refuse_known(target, drawn, split, dict.fromkeys(used, "that an earlier round has drawn"))
     for family, (one, two) in more.items():
         refuse_unlike(target, two, "validation", found)
         _refuse_known(target, two, "validation", dict.fromkeys(used, "that the round has drawn already"))
