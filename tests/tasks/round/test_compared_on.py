@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from environments.contract import Draw
 from errors import TargetError
 from settings import load_settings
 from tasks.round.stage import forget, open_context
@@ -48,7 +50,8 @@ def test_a_draw_with_ids_of_other_tasks_is_refused(
     settings_folder: Path, monkeypatch: pytest.MonkeyPatch, drawn: str
 ) -> None:
     context = open_context(load_settings(profile="smoke", home=settings_folder, target="shop"))
-    first = context.target.tasks("test")[0] if drawn == "diagnosis" else context.tasks("diagnosis")[0]
+    target: Any = context.target
+    first = target.tasks("test")[0] if drawn == "diagnosis" else target.drawn("diagnosis", Draw(0, 1))[0]
     monkeypatch.setattr(type(context.target), "drawn", lambda self, split, draw: [replace(first, split=split)])
     try:
         with pytest.raises(TargetError, match=f"{first.id!r} is in {first.split} and in the draw of {drawn}"):
