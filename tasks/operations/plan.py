@@ -38,6 +38,7 @@ from tasks.synthesis.guarded import GuardedTarget
 from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS, TURNS, first_shown
 from tasks.synthesis.starting import MOST
 from tasks.synthesis.transfer import first_third
+from tasks.targets.provable import own_tasks, unprovable
 
 # What stands in a plan for what is practised where nothing can be.
 UNTRAINED = (
@@ -212,10 +213,7 @@ def _own_tasks(target: Target, capabilities: int, most: int) -> int:
     does not say which families are whose."""
     if not isinstance(target, Generators):
         return capabilities * most
-    tasks, own = Counter(t.family for t in target.tasks("validation")), Counter[str]()
-    for family, needs in target.families().items():
-        own.update(dict.fromkeys(needs, tasks[family]))
-    return sum(min(most, n) for _, n in own.most_common(capabilities))
+    return sum(sorted((min(most, n) for n in own_tasks(target).values()), reverse=True)[:capabilities])
 
 
 def pace_of(store: Store, settings: Settings, target: Target | None = None) -> float | None:
@@ -247,6 +245,9 @@ def rehearse(settings: Settings) -> list[str]:
         live = live_release(store, settings.target)
         plan = plan_of(settings, target, pace_of(store, settings, target), live)
         tasks = {split: len(target.tasks(split)) for split in SPLITS}
+        warned = without_effect(settings, live)
+        if plan.trains and (said := unprovable(store, target, settings.evaluation.alpha)):
+            warned.append(said)
         return [
             f"target {settings.target} with {tasks}",
             f"store {store.url}",
@@ -254,7 +255,7 @@ def rehearse(settings: Settings) -> list[str]:
             f"limits: {limits_text(settings)}",
             *_composed(settings, without_model(target)),
             *([f"memory: {memory_text(settings, target)}"] if plan.trains else []),
-            *(f"warning: {said}" for said in without_effect(settings, live)),
+            *(f"warning: {said}" for said in warned),
             *(_refused_here(settings) if plan.trains else []),
         ]
 
