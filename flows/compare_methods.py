@@ -23,6 +23,7 @@ from db import open_store
 from errors import TraceError
 from flows.code_version import code_version
 from flows.order import stages
+from flows.session import alone_in
 from models.adapters.registry import Registry
 from models.deadline import end_with_parent
 from models.telemetry.place import Place, at
@@ -107,16 +108,18 @@ def compare_methods(params: CompareParameters) -> list[str]:
 
 
 def _play(params: CompareParameters, settings: Settings, registry: Registry, seed: int) -> None:
-    """Run what one seed owes."""
-    names = chosen(params.methods)
-    context = open_round(seed_settings(settings, seed, params.budget))
-    run = SeedRun(context, params.budget, play_round, params.points)
-    try:
-        head = head_of(run, command_of(settings, seed, params.budget, names), code_version())
-        path = path_of(params.out, settings.target, seed)
-        run_seed(run, names, path, head, lambda result, name: log_method(registry, result, name))
-    finally:
-        close_round(context)
+    """Run what one seed owes. Raises `ConfigurationError` where another process does."""
+    names, of_seed = chosen(params.methods), seed_settings(settings, seed, params.budget)
+    busy = f"another comparison plays seed {seed} in {of_seed.folder}; wait for its end, or give another --home"
+    with alone_in(writable_folder(of_seed.folder), busy):
+        context = open_round(of_seed)
+        run = SeedRun(context, params.budget, play_round, params.points)
+        try:
+            head = head_of(run, command_of(settings, seed, params.budget, names), code_version())
+            path = path_of(params.out, settings.target, seed)
+            run_seed(run, names, path, head, lambda result, name: log_method(registry, result, name))
+        finally:
+            close_round(context)
 
 
 def _side_by_side(params: CompareParameters) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from supervisor.xmlrpc import SupervisorTransport
 
 from errors import ConfigurationError, StoreError
-from flows.session import alone_in, end_session, until_stopped
+from flows.session import alone_in, end_session, served_already, until_stopped
 from models.serving.gateway.settings import check_port
 from settings import Settings, writable_folder
 
@@ -199,7 +199,7 @@ class Services:
         that ends. Raises `StoreError` where supervisord did not end by a stop: it was killed, or failed."""
         writable_folder(self.folder)
         self.folder.chmod(0o700)
-        with alone_in(self.folder):
+        with alone_in(self.folder, served_already(self.folder.parent)):
             file = self.folder / "supervisord.conf"
             file.write_text(self.configuration(), encoding="utf-8")
             # A session of its own: Ctrl-C is for this process, which stops them in order.

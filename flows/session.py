@@ -1,5 +1,5 @@
-"""That a home has one supervisor, and what one that is gone has left running: supervisord has a session of its own, and
-what it starts stays in it."""
+"""That a folder has one process at work in it, such as a home its supervisor, and what a supervisor that is gone has
+left running: supervisord has a session of its own, and what it starts stays in it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,34 @@ logger = logging.getLogger("trace")
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Hold a folder, from before its supervisor listens until that has ended; a process that dies lets go of it. Raises
-    `ConfigurationError` when another holds it."""
+def alone_in(folder: Path, busy: str) -> Iterator[None]:
+    """Hold a folder; a process that dies lets go of it. Raises `ConfigurationError`, which says `busy`, when another
+    holds it."""
     held = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigurationError(
-                f"another 'trace-agent up' is running the services of {folder.parent}; leave them to it, or stop them "
-                f"with 'trace-agent down --home {folder.parent}' once they have started"
-            ) from None
+            raise ConfigurationError(busy) from None
         except OSError as problem:  # a file system without locks, where only this protection is missing
-            logger.warning("%s cannot be locked (%s): start its services once only", folder, problem.strerror)
+            logger.warning("%s cannot be locked (%s): work there once at a time only", folder, problem.strerror)
         yield
     finally:
         os.close(held)
 
 
+def served_already(home: Path) -> str:
+    """What a second supervisor of a home's services says."""
+    return (
+        f"another 'trace-agent up' is running the services of {home}; leave them to it, or stop them with "
+        f"'trace-agent down --home {home}' once they have started"
+    )
+
+
 def held(folder: Path) -> bool:
     """Whether another process is `alone_in` a folder: its supervisor starts, runs, or ends."""
     try:
-        with alone_in(folder):
+        with alone_in(folder, ""):
             return False
     except ConfigurationError:
         return True

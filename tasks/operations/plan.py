@@ -25,6 +25,7 @@ from settings import Settings
 from tasks.measuring.gate_plan import noop_tasks, settling_episodes
 from tasks.measuring.lineup import members_of
 from tasks.operations.devices import check_gpu
+from tasks.operations.provable import own_tasks, unprovable
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.operations.without_effect import without_effect
 from tasks.releases.lifecycle import live_release
@@ -38,7 +39,6 @@ from tasks.synthesis.guarded import GuardedTarget
 from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS, TURNS, first_shown
 from tasks.synthesis.starting import MOST
 from tasks.synthesis.transfer import first_third
-from tasks.targets.provable import own_tasks, unprovable
 
 # What stands in a plan for what is practised where nothing can be.
 UNTRAINED = (

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from errors import StoreError
+from errors import ConfigurationError, StoreError
 from flows import compare_methods as flow
 from flows.compare_methods import CompareParameters
+from flows.session import alone_in
 from models.telemetry.place import here
-from settings import load_settings
+from settings import load_settings, writable_folder
+from tasks.methods.preflight import seed_settings
 from tasks.unattended.progress import Meter
 
 
@@ -53,6 +56,18 @@ def test_one_after_another_they_are_played_here_and_lines_say_which(
 ) -> None:
     flow.compare_methods.fn(CompareParameters(budget=900, seeds=seeds, out=settings_folder, at_once=at_once))
     assert played == [(seed, f"seed {seed}") for seed in seeds]
+
+
+def test_a_seed_that_another_process_plays_is_left_to_it(settings_folder: Path) -> None:
+    """Both would train each method in the same folder, and pay for it from the same budget."""
+    settings, given = (
+        load_settings(home=settings_folder),
+        CompareParameters(budget=900, seeds=[28], out=settings_folder),
+    )
+    folder = writable_folder(seed_settings(settings, 28, 900).folder)
+    with alone_in(folder, ""), pytest.raises(ConfigurationError, match=r"another comparison plays seed 28 in .*; wait"):
+        flow._play(given, settings, Mock(), 28)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_setting_that_does_not_hold_is_told_before_the_seeds_part(

@@ -111,7 +111,7 @@ def test_down_waits_for_what_ends_and_no_longer_than_a_stop_may_take(
     holds, free = threading.Event(), threading.Event()
 
     def other() -> None:
-        with alone_in(services.folder):
+        with alone_in(services.folder, ""):
             holds.set()
             free.wait(30)
 

@@ -9,7 +9,7 @@ import pytest
 
 from db import LookRow, Store, open_store
 from environments.contract import TargetTask
-from tasks.targets.provable import own_tasks, unprovable
+from tasks.operations.provable import own_tasks, unprovable
 from tests.tasks.counting_target import CountingTarget
 from tests.tasks.targets.drawing_target import DrawingTarget
 
