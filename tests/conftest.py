@@ -172,12 +172,17 @@ def tiny_model(tiny_tokenizer: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="session")
-def prefect() -> Iterator[None]:
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Prefect database of the test session's own, for tests that call flows or tasks."""
-    from prefect.testing.utilities import prefect_test_harness
+    from prefect.testing import utilities
 
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+    from tests.db.homes.prefect_homes import prefect_home
+
+    folder = prefect_home(tmp_path_factory.mktemp("harness"), "prefect-test.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", lambda: folder)  # where it would make the tables anew
+        with utilities.prefect_test_harness(server_startup_timeout=120):
+            yield
 
 
 @pytest.fixture(scope="session")

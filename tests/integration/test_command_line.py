@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.db.homes.prefect_homes import prefect_home
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.integration
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.integration
 def trace_agent(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a user calls it, in an empty folder."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_") or k == "TRACE_CACHE"}
-    clean |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect"), **environment}
+    clean |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": prefect_home(folder), **environment}
     # A machine that is busy otherwise starts the embedded server late.
     clean.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
     command = [sys.executable, "-m", "flows.cli.main", *arguments]

@@ -19,6 +19,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.deploy import UNBEGUN, ZOMBIES, automations
+from tests.db.homes.prefect_homes import prefect_home
 from tests.integration.servers import BROWSER, clean_environment, free_port, running, status
 
 pytestmark = pytest.mark.integration
@@ -83,7 +84,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     rounds = folder / "rounds"
     api = f"http://127.0.0.1:{port}/api"
     environment = clean_environment(
-        PREFECT_HOME=str(folder / "home"),
+        PREFECT_HOME=prefect_home(folder),
         PREFECT_API_URL=api,
         # Without this the UI asks port 4200, whatever --port says.
         PREFECT_SERVER_API_PORT=str(port),

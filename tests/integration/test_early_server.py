@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.early_server import FirstStart
+from tests.db.homes.prefect_homes import prefect_home
 from tests.integration.servers import clean_environment
 from tests.integration.test_command_line import ROOT
 
@@ -69,7 +70,7 @@ def alive(pid: int) -> bool:
 
 
 def test_the_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    environment = clean_environment(PREFECT_HOME=str(tmp_path / "prefect"), PYTHONPATH=str(ROOT))
+    environment = clean_environment(PREFECT_HOME=prefect_home(tmp_path), PYTHONPATH=str(ROOT))
     with subprocess.Popen([sys.executable, "-c", START], stdout=subprocess.PIPE, env=environment, text=True) as process:
         assert process.stdout is not None
         server = int(process.stdout.readline())

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from db.rows import PROCESS
+from tests.db.homes.prefect_homes import prefect_home
 from tests.integration.shapes.rounds_played import HOT, TARGET, TEMPLATES
 from tests.integration.shapes.shapes_served import saved_shape
 from tests.integration.targets.signs import SIZE
@@ -46,7 +47,7 @@ def environment(folder: Path) -> dict[str, str]:
     return (
         clean
         | {f"TRACE_{name}": value for name, value in given.items()}
-        | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect")}
+        | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": prefect_home(folder)}
     )
 
 

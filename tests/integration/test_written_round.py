@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from db.rows import PROCESS
+from tests.db.homes.prefect_homes import prefect_home
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, slow, truncated
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +139,7 @@ def environment(folder: Path, api_base: str) -> dict[str, str]:
     return (
         clean
         | {f"TRACE_{name}": str(value) for name, value in given.items()}
-        | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect"), "SCRIPTED_KEY": "a-key-of-the-tests"}
+        | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": prefect_home(folder), "SCRIPTED_KEY": "a-key-of-the-tests"}
     )
 
 
