@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,32 +22,51 @@ BLOCK = 2**19
 LEAST = 16
 
 
+# First and last (excluded) of tokens that lie together.
+Piece = tuple[int, int]
+
+
 @dataclass(frozen=True)
 class Own:
-    """Where a row's queries lie among all, and its own keys and values (Hkv, T, D): the last ones are the queries'."""
+    """Where a row's queries lie among all, and its own keys and values (Hkv, T, D): the last ones are the queries'.
+    `pieces`, which a gradient needs, say where the keys lie among all."""
 
     first: int
     last: int
     keys: torch.Tensor
     values: torch.Tensor
+    pieces: tuple[Piece, ...] = ()
 
 
 Prefix = tuple[torch.Tensor, torch.Tensor]
 
 
 def attend_rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, counts: Sequence[int], prefix: Prefix | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    counts: Sequence[int],
+    prefix: Prefix | None,
+    after: Sequence[tuple[Piece, ...]] | None = None,
 ) -> torch.Tensor:
     """Grouped-query attention of rows that lie one after the other.
 
     q (H, N, D), already scaled, k and v (Hkv, N, D), of rows with `counts` tokens, each of which sees itself and those
-    before it in its row; prefix keys and values (Hkv, P, D), seen by all. Returns (H, N, D).
+    before it in its row; prefix keys and values (Hkv, P, D), seen by all. A row may go on from pieces of earlier rows,
+    `after`, which all its tokens see. Returns (H, N, D).
     """
     empty = v.new_zeros(len(v), 0, v.shape[2])
     # Autocast leaves keys and values of one layer in different dtypes, and reaches no product below.
     parts = (x.to(v.dtype).contiguous() for x in (q, k, v, *(prefix or (empty, empty))))
-    out: torch.Tensor = _Attention.apply(*parts, tuple(counts))
+    out: torch.Tensor = _Attention.apply(*parts, pieces_of(counts, after))
     return out
+
+
+def pieces_of(counts: Sequence[int], after: Sequence[tuple[Piece, ...]] | None) -> list[tuple[Piece, ...]]:
+    """Where the keys of each row lie: what it goes on from, and its own tokens as the last piece."""
+    ends = list(accumulate(counts))
+    own = [(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    return [(*seen, mine) for seen, mine in zip(after or [()] * len(own), own, strict=True)]
 
 
 def attend_seen(q: torch.Tensor, rows: Sequence[Own], prefix: Prefix | None) -> torch.Tensor:
@@ -122,12 +142,23 @@ def _blocks(q: torch.Tensor, rows: Sequence[Own], prefix: Prefix | None) -> Iter
                 )
 
 
-def _rows(k: torch.Tensor, v: torch.Tensor, counts: Sequence[int]) -> list[Own]:
-    rows, first = [], 0
-    for count in counts:
-        rows.append(Own(first, first + count, k[:, first : first + count], v[:, first : first + count]))
-        first += count
-    return rows
+def put_together(x: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
+    """The pieces of x (H, N, D), one after the other, (H, T, D)."""
+    parts = [x[:, first:last] for first, last in pieces]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _rows(k: torch.Tensor, v: torch.Tensor, rows: Sequence[tuple[Piece, ...]]) -> list[Own]:
+    return [Own(*pieces[-1], put_together(k, pieces), put_together(v, pieces), pieces) for pieces in rows]
+
+
+def _add(total: torch.Tensor, block: _Block, sent: torch.Tensor) -> None:
+    """Add what a block sends to its own keys, or values, (T, D), where they lie in `total` (N, D)."""
+    at = 0
+    for first, last in block.row.pieces:
+        last = min(last, block.last)
+        total[first:last] += sent[at : at + last - first]
+        at += last - first
 
 
 class _Attention(torch.autograd.Function):
@@ -139,11 +170,11 @@ class _Attention(torch.autograd.Function):
         v: torch.Tensor,
         pk: torch.Tensor,
         pv: torch.Tensor,
-        counts: Sequence[int],
+        rows: Sequence[tuple[Piece, ...]],
     ) -> torch.Tensor:
         ctx.save_for_backward(q, k, v, pk, pv)
-        ctx.counts = counts
-        return attend_seen(q, _rows(k, v, counts), (pk, pv))
+        ctx.rows = rows
+        return attend_seen(q, _rows(k, v, rows), (pk, pv))
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> Any:
@@ -152,20 +183,19 @@ class _Attention(torch.autograd.Function):
         # Sums over many blocks: in bf16 what a block adds would be lost beside them.
         dq = torch.empty_like(q)
         dk, dv, dpk, dpv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v, pk, pv))
-        for block in _blocks(q, _rows(k, v, ctx.counts), (pk, pv)):
+        for block in _blocks(q, _rows(k, v, ctx.rows), (pk, pv)):
             sent = dout[block.heads, block.first : block.last].reshape(-1, q.shape[2])
             weights = block.weights()
             slopes = torch.empty_like(weights)
             split, group = block.before, block.group
-            own = slice(block.row.first, block.last)
-            dv[group, own] += weights[:, split:].t() @ sent
+            _add(dv[group], block, weights[:, split:].t() @ sent)
             torch.mm(sent, block.values.t(), out=slopes[:, split:])
             if block.seen is not None:
                 dpv[group] += weights[:, :split].t() @ sent
                 torch.mm(sent, block.seen[1].t(), out=slopes[:, :split])
             slopes = torch._softmax_backward_data(slopes, weights, -1, weights.dtype)
             mine = slopes[:, split:] @ block.keys
-            dk[group, own] += slopes[:, split:].t() @ block.queries
+            _add(dk[group], block, slopes[:, split:].t() @ block.queries)
             if block.seen is not None:
                 mine.addmm_(slopes[:, :split], block.seen[0])
                 dpk[group] += slopes[:, :split].t() @ block.queries

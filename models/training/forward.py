@@ -15,11 +15,13 @@ import torch
 from errors import TrainingError
 from models.adapters.fingerprint import COUNT, Fingerprint
 from models.local.attention import Extras, RowBatch, attend_causal, attend_with_extras
-from models.local.blocks import attend_rows
+from models.local.blocks import Piece, attend_rows, pieces_of, put_together
 from models.training.learner import Frozen, Learner, PlainLearner
 
 # Bytes: the streams of 1,700 of the shop's conversations in the embedded model (66 tokens of 576 numbers, fp32).
 KEPT = 2**28
+# Tokens that rows begin alike with to be passed through once: fewer cost more in small products than they save.
+LEAST_ALIKE = 8
 
 
 def attend_plain(
@@ -28,11 +30,12 @@ def attend_plain(
     v_HND: torch.Tensor,
     counts_R: Sequence[int],
     prefix: tuple[torch.Tensor, torch.Tensor] | None,
+    after: Sequence[tuple[Piece, ...]] | None = None,
 ) -> torch.Tensor:
     """Attention of rows of `counts_R` tokens, one after the other, behind a prefix, without holding a layer's weights:
-    block by block on a CPU, by torch's kernels elsewhere."""
+    block by block on a CPU, by torch's kernels elsewhere. A row may go on from pieces of earlier ones, `after`."""
     attend = attend_rows if q_HND.device.type == "cpu" else attend_by_kernels
-    return attend(q_HND, k_HND, v_HND, counts_R, prefix)
+    return attend(q_HND, k_HND, v_HND, counts_R, prefix, after)
 
 
 def attend_by_kernels(
@@ -41,18 +44,84 @@ def attend_by_kernels(
     v_HND: torch.Tensor,
     counts_R: Sequence[int],
     prefix: tuple[torch.Tensor, torch.Tensor] | None,
+    after: Sequence[tuple[Piece, ...]] | None = None,
 ) -> torch.Tensor:
     """`attend_plain` by torch's kernels, a row at a time."""
-    rows = zip(*(x_HND.split(list(counts_R), dim=1) for x_HND in (q_HND, k_HND, v_HND)), strict=True)
-    return torch.cat([attend_causal(q, k, v, prefix) for q, k, v in rows], dim=1)
+    made = []
+    for pieces in pieces_of(counts_R, after):
+        k_HTD, v_HTD = put_together(k_HND, pieces), put_together(v_HND, pieces)
+        made.append(attend_causal(put_together(q_HND, pieces[-1:]), k_HTD, v_HTD, prefix))
+    return torch.cat(made, dim=1)
+
+
+class Parted:
+    """Rows without what they repeat of one another: where several begin alike, with `least` tokens or more (None: rows
+    stay whole), the beginning stands once, and each goes on from there with what is its own, a row of `ids`.
+
+    The rollouts of a group have their prompt in common, and often the first of what they sampled. `after` says of each
+    row what it goes on from, `starts` how many tokens that is, `places` where each token of a row as given lies.
+    """
+
+    def __init__(self, rows_RT: Sequence[list[int]], least: int | None) -> None:
+        self.ids: list[list[int]] = []
+        self.after: list[tuple[Piece, ...]] = []
+        self.starts: list[int] = []
+        self.places: list[list[int]] = [[] for _ in rows_RT]
+        self._total = 0
+        if least is None:
+            for row, ids in enumerate(rows_RT):
+                self._add(ids, (), [row])
+        else:
+            self._cut(rows_RT, sorted(range(len(rows_RT)), key=rows_RT.__getitem__), 0, (), least)
+
+    def _add(self, ids: list[int], after: tuple[Piece, ...], whose: Sequence[int]) -> tuple[Piece, ...]:
+        """Tokens that these rows go on with; what they go on from then."""
+        piece = self._total, self._total + len(ids)
+        self.ids.append(ids)
+        self.after.append(after)
+        self.starts.append(sum(last - first for first, last in after))
+        for row in whose:
+            self.places[row] += range(*piece)
+        self._total = piece[1]
+        return (*after, piece)
+
+    def _cut(
+        self, rows_RT: Sequence[list[int]], alike: list[int], depth: int, after: tuple[Piece, ...], least: int
+    ) -> None:
+        """Add rows that have their first `depth` tokens in common, in their order, which puts like beside like."""
+
+        def together(rows: list[int]) -> bool:
+            one, other = rows_RT[rows[0]], rows_RT[rows[-1]]
+            return one == other or common_prefix([one, other]) >= depth + least
+
+        if together(alike):
+            common = common_prefix([rows_RT[row] for row in alike])
+            after = self._add(rows_RT[alike[0]][depth:common], after, alike)
+            depth = common
+        left = [row for row in alike if len(rows_RT[row]) > depth]
+        while left:
+            count = 1
+            while count < len(left) and together(left[count - 1 : count + 1]):
+                count += 1
+            self._cut(rows_RT, left[:count], depth, after, least)
+            left = left[count:]
 
 
 class _Suffixes:
-    """Forward pass with gradient of several rows after a shared prefix. Keys and values stay in the graph."""
+    """Forward pass with gradient of several rows after a shared prefix, which may go on from earlier ones (`Parted`).
+    Keys and values stay in the graph."""
 
-    def __init__(self, counts: Sequence[int], prefix: Prefix | None, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int],
+        prefix: Prefix | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        after: Sequence[tuple[Piece, ...]] | None = None,
+    ) -> None:
         counts_R = torch.tensor(counts)
         self.prefix, self.counts, self.dtype, self.device = prefix, list(counts), dtype, device
+        self.after = after
         self.rows, self.width = len(counts), int(counts_R.max())
         row_N = torch.repeat_interleave(torch.arange(self.rows), counts_R)
         first_R = torch.cumsum(counts_R, 0) - counts_R
@@ -86,7 +155,7 @@ class _Suffixes:
         prefix = (self.prefix.k_HPD[layer], self.prefix.v_HPD[layer]) if self.prefix else None
         if extras is None:
             q_HND, k_HND, v_HND = (x_NHD.transpose(0, 1) for x_NHD in (q_NHD, k_NHD, v_NHD))
-            return attend_plain(q_HND, k_HND, v_HND, self.counts, prefix).transpose(0, 1)
+            return attend_plain(q_HND, k_HND, v_HND, self.counts, prefix, self.after).transpose(0, 1)
         q_RHTD, k_RHTD, v_RHTD = (self._padded(x_NHD) for x_NHD in (q_NHD, k_NHD, v_NHD))
         places_1T = torch.arange(self.width, device=q_NHD.device)[None]
         out_RHTD = attend_with_extras(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix, places_1T, extras)
@@ -240,13 +309,14 @@ def token_logprobs(
     # What comes after the last wanted token says nothing about it, and that token itself predicts nothing wanted.
     ends_R = [max([shared + 1, *wanted_S]) for wanted_S in wanted_RS]
     suffixes_RT = [list(ids_T[shared:end]) for ids_T, end in zip(ids_RT, ends_R, strict=True)]
-    lengths_R = [len(ids_T) for ids_T in suffixes_RT]
-    batch = _Suffixes(lengths_R, prefix, device, learner.dtype)
-    ids_N = torch.tensor([i for ids_T in suffixes_RT for i in ids_T], device=device)
-    positions_N = torch.tensor([shared + j for length in lengths_R for j in range(length)], device=device)
-    hidden_ND = learner.run(ids_N, positions_N, batch)
-    starts = torch.tensor([0, *lengths_R]).cumsum(0).tolist()
-    where_S = [start + p - shared - 1 for start, wanted_S in zip(starts, wanted_RS, strict=False) for p in wanted_S]
+    parted = Parted(suffixes_RT, LEAST_ALIKE if learner.branches else None)
+    lengths_R = [len(ids_T) for ids_T in parted.ids]
+    batch = _Suffixes(lengths_R, prefix, device, learner.dtype, parted.after)
+    ids_N = torch.tensor([i for ids_T in parted.ids for i in ids_T], device=device)
+    starts_R = [shared + start for start in parted.starts]
+    positions = [start + j for start, length in zip(starts_R, lengths_R, strict=True) for j in range(length)]
+    hidden_ND = learner.run(ids_N, torch.tensor(positions, device=device), batch)
+    where_S = [places[p - shared - 1] for places, wanted in zip(parted.places, wanted_RS, strict=True) for p in wanted]
     targets_S = torch.tensor([ids_RT[i][p] for i, wanted_S in enumerate(wanted_RS) for p in wanted_S], device=device)
     chosen_SD = hidden_ND[torch.tensor(where_S, device=device)]
     logprobs_S, entropies_S = learner.score(chosen_SD, targets_S, temperature)

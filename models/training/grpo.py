@@ -333,6 +333,7 @@ def make_steps(
             processing_class=_padding(tokenizer),
             callbacks=[callback],
             source=source,
+            most_rows=settings.micro_batch,
             most_tokens=settings.micro_batch_tokens,
             recompute=settings.recompute,
             most_episodes=settings.most_episodes,
@@ -358,14 +359,10 @@ def _config(owed: StepsOwed, model: Any, processes: int) -> GRPOConfig:
             f"train.groups x train.group_size = {settings.groups} x {settings.group_size} rows are no multiple of the "
             f"{processes} processes that train; change one of the two, or devices.processes"
         )
-    # By tokens, the trainer gets all rows at once and makes the micro-batches itself.
-    most = rows if settings.micro_batch_tokens else settings.micro_batch
-    micro = max(m for m in range(1, most + 1) if rows % m == 0)
     config = GRPOConfig(
         output_dir=str(owed.output),
         max_steps=settings.steps,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=rows // micro,
+        per_device_train_batch_size=rows,  # at once: the trainer makes the micro-batches itself
         num_generations=settings.group_size,
         learning_rate=settings.learning_rate,
         lr_scheduler_type=settings.schedule,

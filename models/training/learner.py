@@ -39,10 +39,11 @@ Frozen = Callable[[torch.Tensor, torch.Tensor, SharedBatch], torch.Tensor]
 
 class Learner(Protocol):
     """What the training pass asks of a model. `frozen` layers at the bottom learn nothing; `work` counts; of `parted`
-    weights this process holds a part."""
+    weights this process holds a part. `branches`: rows may go on from what others begin with."""
 
     frozen: int
     parted: bool
+    branches: bool
     work: Work
     device: torch.device
     dtype: torch.dtype
@@ -253,6 +254,7 @@ class FusedLearner:
     """See the module's docstring. Weights of the base are the model's; adapters are read from it at every pass."""
 
     parted = False
+    branches = True
 
     def __init__(self, causal: Any, decoder: FusedDecoder, recompute: bool = False) -> None:
         self.decoder, self.work, self.recompute = decoder, Work(), recompute
@@ -344,9 +346,10 @@ class FusedLearner:
 
 
 class PlainLearner:
-    """Any model, through transformers and PEFT."""
+    """Any model, through transformers and PEFT. What its attention has beyond the plain one counts places in a row."""
 
     frozen = 0
+    branches = False
 
     def __init__(self, causal: Any, recompute: bool = False) -> None:
         self.causal, self.work = causal, Work()

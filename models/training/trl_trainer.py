@@ -4,6 +4,7 @@ and back, and rows without an advantage, whose gradient is zero, not at all. Sha
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ KL_ROWS = 4
 LEFT_OVER = 64
 # Figures of a step that several processes put together: means over the micro-batches of all.
 FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "nll", "logprob_gap", "sampler_ratio")
+# Figures that are means over tokens of a step, and over which.
+MEANS = {"nll": "sampled", "logprob_gap": "compared", "sampler_ratio": "compared"}
 
 
 class StepSource(Protocol):
@@ -74,28 +77,30 @@ def _by_itself(accelerator: Any) -> Iterator[None]:
 class EpisodeGRPO(GRPOTrainer):
     """TRL's trainer with episodes as rollouts.
 
-    With `most_tokens` the rows that come at once are passed through in micro-batches of at most so many tokens behind
-    the shared prefix (a longer row alone); `recompute` is `make_learner`'s. `most_episodes` may be played in all (None:
-    as many as the steps need): a rate that falls follows them, too. Of several processes each passes its own
-    rows through; gradients, of the adapter alone, are exchanged once a step, by hand: the pass does not go through the
-    wrapper that would do it. Where the base's weights are in parts, every pass gathers layers from all processes: they
-    make the same passes in the same order.
+    The rows of a step come at once and are passed through in micro-batches, of at most `most_rows` or, where that is
+    given, of `most_tokens` behind the shared prefix (a longer row alone); `recompute` is `make_learner`'s.
+    `most_episodes` may be played in all (None: as many as the steps need): a rate that falls follows them, too. Of
+    several processes each passes its own rows through; gradients, of the adapter alone, are exchanged once a step, by
+    hand: the pass does not go through the wrapper that would do it. Where the base's weights are in parts, every pass
+    gathers layers from all processes: they make the same passes in the same order.
     """
 
     def __init__(
         self,
         *args: Any,
         source: StepSource,
+        most_rows: int,
         most_tokens: int | None = None,
         recompute: bool = False,
         most_episodes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.source, self.most_tokens, self.recompute = source, most_tokens, recompute
+        self.source, self.recompute, self.most_rows, self.most_tokens = source, recompute, most_rows, most_tokens
         self.most_episodes = most_episodes
         self._problem = ""
         self._kl_step = -1
         self._asked: _Asked  # set before each pass
+        self._sums: defaultdict[str, float]  # over the passes of a step
         self._prefix: StepPrefix | None = None
         self._base_prefix: tuple[list[int], Prefix] | None = None
         self._learner: Learner | None = None
@@ -128,7 +133,7 @@ class EpisodeGRPO(GRPOTrainer):
             self._learner = make_learner(causal, self.source.decoder, self.recompute)
             # A GPU has the memory for other things.
             if self.source.repeats and isinstance(self._learner, FusedLearner) and self._learner.device.type == "cpu":
-                self._learner.recalled = KeptRows()
+                self._learner.recalled, self._learner.branches = KeptRows(), False  # which keeps each row whole
         return self._learner
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -188,7 +193,7 @@ class EpisodeGRPO(GRPOTrainer):
         passes = self._passes(kept_R, inputs)
         if not passes:  # all groups of the micro-batch have equal rewards: a zero that backward can pass
             return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
-        done = torch.zeros((), device=kept_R.device)
+        done, self._sums = torch.zeros((), device=kept_R.device), defaultdict[str, float](float)
         logprobs_RT = torch.zeros(inputs["completion_mask"].shape, device=kept_R.device)
         for place, part_R in enumerate(passes):
             loss = self._pass(model, inputs, part_R)
@@ -197,6 +202,9 @@ class EpisodeGRPO(GRPOTrainer):
             if place < len(passes) - 1:
                 self.accelerator.backward(loss)
                 done += loss.detach()
+        for name, counted in MEANS.items():
+            if tokens := self._sums[counted]:
+                self._metrics["train"][name].append(self._sums[name] / tokens)
         if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
             # What somebody else has said, or the policy behind advice, is no sample of it.
             own_R = kept_R[~inputs["hinted"][kept_R]]
@@ -223,8 +231,7 @@ class EpisodeGRPO(GRPOTrainer):
     def _any_row(self, model: Any, inputs: Any) -> tuple[Learner, list[list[int]], int, list[list[int]], float]:
         """What `token_logprobs` is given of a row that nothing is learnt from: as little of it as makes a pass."""
         shared = self.source.shared
-        row = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist() + inputs["completion_ids"][0].tolist()
-        return self._learner_of(model), [row[: shared + 2]], shared, [[shared + 1]], self.temperature
+        return self._learner_of(model), [_ids_of(inputs, 0)[: shared + 2]], shared, [[shared + 1]], self.temperature
 
     def _shared_pass(self, learner: Learner, ids: list[int]) -> StepPrefix | None:
         """The pass through what all rows of the step begin with, made where it is first needed; None for nothing."""
@@ -234,9 +241,11 @@ class EpisodeGRPO(GRPOTrainer):
         return self._prefix
 
     def _micro_batches(self, kept_R: torch.Tensor, inputs: Any) -> list[torch.Tensor]:
-        """The rows that are kept, all at once or by tokens."""
+        """The rows that are kept, by tokens, or by rows: those that begin alike beside one another, for what they begin
+        with is passed through once a micro-batch."""
         if self.most_tokens is None:
-            return [kept_R]
+            alike = sorted(kept_R.tolist(), key=lambda row: _ids_of(inputs, row))
+            return list(torch.tensor(alike, device=kept_R.device).split(self.most_rows))
         seen_R = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1) - self.source.shared
         batches = by_tokens(seen_R[kept_R].tolist(), self.most_tokens)
         return [kept_R[torch.tensor(batch, device=kept_R.device)] for batch in batches]
@@ -256,14 +265,14 @@ class EpisodeGRPO(GRPOTrainer):
             )
             if not several:  # of several processes each tells the others first
                 raise Untrainable(self._problem)
-        sampled = asked.mask_RT.sum().clamp(min=1)
-        self._metrics["train"]["nll"].append(-((asked.logprobs_RT * asked.mask_RT).sum() / sampled).item())
         # What was sampled behind a hint says nothing of whether sampler and trainer agree.
         mask_RT = asked.mask_RT * ~inputs["hinted"][:, None]
         gap_RT = (asked.logprobs_RT - inputs["sampling_per_token_logps"]) * mask_RT
-        if tokens := int(mask_RT.sum()):
-            self._metrics["train"]["logprob_gap"].append((gap_RT.abs().sum() / tokens).item())
-            self._metrics["train"]["sampler_ratio"].append(((gap_RT.exp() * mask_RT).sum() / tokens).item())
+        self._sums["sampled"] += int(asked.mask_RT.sum())
+        self._sums["nll"] -= (asked.logprobs_RT * asked.mask_RT).sum().item()
+        self._sums["compared"] += int(mask_RT.sum())
+        self._sums["logprob_gap"] += gap_RT.abs().sum().item()
+        self._sums["sampler_ratio"] += (gap_RT.exp() * mask_RT).sum().item()
         self.source.worst_ratio = max(self.source.worst_ratio, gap_RT.abs().max().clamp(max=20).exp().item())
         return loss
 
@@ -341,6 +350,12 @@ class EpisodeGRPO(GRPOTrainer):
             # The sampler saw a hint, the trainer does not: a ratio of the two would all but remove what is to learn.
             asked.old_RT.copy_(torch.where(asked.hinted_R[:, None], asked.logprobs_RT, asked.old_RT))
         return logprobs_RT, entropies_RT, None
+
+
+def _ids_of(inputs: Any, row: int) -> list[int]:
+    """All ids of a row, which TRL pads on both sides."""
+    parts = [(inputs[f"{name}_ids"][row], inputs[f"{name}_mask"][row]) for name in ("prompt", "completion")]
+    return [i for ids_T, seen_T in parts for i in ids_T[seen_T.bool()].tolist()]
 
 
 def _rows_of(inputs: Any, rows_R: torch.Tensor) -> dict[str, Any]:

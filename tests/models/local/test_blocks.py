@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from models.local import blocks
 from models.local.blocks import Own, attend_rows, attend_seen
+from models.training.forward import attend_by_kernels
 
 HEADS, GROUPS, DIM = 6, 2, 8
 COUNTS = (1, 40, 7)
@@ -59,6 +61,34 @@ def test_blocks_give_what_whole_scores_give_and_its_gradient(
         assert float(expected.abs().max()) > 1e-3
         # Sums over blocks are in fp32, whatever the numbers are.
         assert torch.allclose(blocked, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("attend", [attend_rows, attend_by_kernels])
+def test_rows_go_on_from_pieces_of_others_and_send_them_their_gradient(attend: Callable[..., torch.Tensor]) -> None:
+    """Against the same rows written out: each with all that it goes on from before it."""
+    torch.manual_seed(0)
+    counts, after = (9, 4, 30, 1), ((), ((0, 9),), ((0, 9), (9, 13)), ((0, 9), (9, 13)))
+    starts = (0, 9, 13, 43)
+    given = [numbers(HEADS, 44, DIM), *(numbers(GROUPS, n, DIM) for n in (44, 44, 5, 5))]
+    sent = numbers(HEADS, 44, DIM)
+
+    def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *prefix: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for first, count, pieces in zip(starts, counts, after, strict=True):
+            places = [i for piece in (*pieces, (first, first + count)) for i in range(*piece)]
+            row = whole(q[:, places], k[:, places], v[:, places], (len(places),), *prefix)
+            rows.append(row[:, -count:])
+        return torch.cat(rows, dim=1)
+
+    found = []
+    for way in (written_out, lambda q, k, v, *prefix: attend(q, k, v, counts, prefix, after)):
+        leaves = [x.clone().requires_grad_() for x in given]
+        out = way(*leaves)
+        out.backward(sent)
+        found.append([out.detach(), *(x.grad for x in leaves)])
+    for expected, got in zip(*found, strict=True):
+        assert float(expected.abs().max()) > 1e-3
+        assert torch.allclose(got, expected, atol=1e-5)
 
 
 def test_queries_see_what_their_row_had_before_them() -> None:

@@ -81,7 +81,7 @@ def saved_bytes(config: Any, dtype: torch.dtype, rows: int, length: int, prefix:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    ids = [[5] * (prefix + length)] * rows
+    ids = [[5] * prefix + [6 + row] * length for row in range(rows)]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         before = StepPrefix(learner, ids[0][:prefix]) if prefix else None
         token_logprobs(learner, ids, prefix, [[prefix + length - 1]] * rows, 1.0, before)

@@ -11,7 +11,8 @@ from peft import get_peft_model
 from peft.tuners.lora import LoraLayer
 
 from models.adapters.deltas import Delta
-from models.training.forward import StepPrefix, token_logprobs
+from models.training import forward
+from models.training.forward import Parted, StepPrefix, token_logprobs
 from models.training.learner import PlainLearner, _Matrix, _Product, make_learner
 from models.training.lora import lora_config
 from tests.models.training.test_grpo import SMALL, lora
@@ -44,6 +45,56 @@ def test_the_frozen_layers_see_a_prefix_once_and_its_beginnings_not_at_all(tiny_
             gradients.append([p.grad.clone() for p in peft.parameters() if p.grad is not None])
         assert all(torch.allclose(a, b, atol=1e-3, rtol=1e-3) for a, b in zip(*gradients, strict=True))
         assert any(g.abs().sum() > 0 for g in gradients[0])
+
+
+GROUP = [[9] * 12 + ending for ending in ([3, 4] * 6, [3, 4] * 4, [3, 4] * 6, [5], [3, 4] * 6 + [7, 8])]
+OTHERS = [random_ids(7, 20), [9] * 7 + [2, 2, 2], [6]]
+
+
+def test_what_rows_begin_alike_with_stands_once() -> None:
+    rows = [*GROUP, *OTHERS]
+    parted = Parted(rows, 8)
+    flat = [i for ids in parted.ids for i in ids]
+    assert [[flat[place] for place in places] for places in parted.places] == rows
+    # The prompt of twelve, the first eight of what four sampled, and what comes then: of two that are the same, one.
+    assert sorted(map(len, parted.ids)) == [1, 1, 4, 6, 8, 10, 12, 20]
+    ends = [sum(map(len, parted.ids[: i + 1])) for i in range(len(parted.ids))]
+    for ids, after, start, end in zip(parted.ids, parted.after, parted.starts, ends, strict=True):
+        assert start == sum(last - first for first, last in after)
+        assert all(last <= end - len(ids) for _, last in after), "what a row goes on from stands before it"
+    whole = Parted(rows, None)
+    assert (whole.ids, set(whole.after)) == (rows, {()})
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_rows_that_begin_alike_have_the_values_and_gradients_of_whole_ones(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, kernels: bool
+) -> None:
+    policy, _ = tiny_model
+    peft, before = lora(policy), random_ids(50, 9)
+    if kernels:
+        monkeypatch.setattr(forward, "attend_plain", forward.attend_by_kernels)
+    rows = [before + row for row in (*GROUP, *OTHERS[:2])]
+    wanted = [[p for p in range(11, len(row)) if p % 2] for row in rows]
+    found = []
+    for branches in (True, False):
+        learner = make_learner(peft.get_base_model(), policy.decoder)
+        learner.branches = branches
+        peft.zero_grad()
+        prefix = StepPrefix(learner, before)
+        scored = token_logprobs(learner, rows, 9, wanted, 0.7, prefix)
+        sum(((1 + i) * chosen).sum() for i, (chosen, _) in enumerate(scored)).backward()
+        prefix.backward()
+        values = [x.detach() for pair in scored for x in pair]
+        found.append((values, [p.grad for p in peft.parameters() if p.grad is not None], learner.work))
+    (values, gradients, fewer), (expected, plain, all_of_them) = found
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(values, expected, strict=True))
+    largest = [float(g.abs().max()) for g in plain]
+    assert min(largest) > 1e-2
+    for got, truth, most in zip(gradients, plain, largest, strict=True):
+        assert torch.allclose(got, truth, atol=1e-5 * most)
+    assert fewer.trained_backward < 0.7 * all_of_them.trained_backward
+    assert fewer.seen_backward < 0.7 * all_of_them.seen_backward
 
 
 def test_what_the_sampler_has_merged_below_the_learning_layers_is_left_out(tiny_model: Any) -> None:
