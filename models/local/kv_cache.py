@@ -25,6 +25,8 @@ SCORES_AT_ONCE, SCORES_ELSEWHERE = 2**22, 2**29
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
 QUERIES_AT_ONCE = 512
 OUT_OF_SIGHT = float("-inf")
+# Tokens that another row has, too, from which a row takes their keys and values over.
+LEAST_ALIKE = 8
 
 
 def room_for(length: int, most: int) -> int:
@@ -77,6 +79,12 @@ class KeyValueCache:
         for slot, held in kept:
             grown[:, slot, :, :held] = before[:, slot, :, :held]
         return grown
+
+    def copy(self, places: Sequence[tuple[int, int]], length: int) -> None:
+        """Put the first `length` tokens of slots into others; pairs of such a slot and the one that takes them."""
+        sources, slots = (torch.tensor(x, device=self.like.device) for x in zip(*places, strict=True))
+        for layer in self.store:
+            layer[:, :, :, :length].index_copy_(1, slots, layer[:, :, :, :length].index_select(1, sources))
 
     def wipe(self, slots: Iterable[int]) -> None:
         """Zero what these slots hold, which may be NaN. Whoever has them next hides what is left there by adding -inf
@@ -348,9 +356,45 @@ def slot_of(session: str, slots: list[Row | None], most: int) -> int:
     return place
 
 
-def seat(request: Request, prefix: tuple[int, ...], turn: int, slots: list[Row | None], most: int) -> None:
-    """Give a turn a slot, with what is already computed of its session."""
+def seat(request: Request, prefix: tuple[int, ...], turn: int, slots: list[Row | None], most: int) -> int:
+    """Give a turn a slot, with what is already computed of its session; the slot."""
     place = slot_of(request.session, slots, most)
     row = slots[place] or Row(request.session, request.adapter, prefix)
     slots[place] = row
     row.begin(request, prefix, turn)
+    return place
+
+
+def common_prefix(ids_RT: Sequence[Sequence[int]]) -> int:
+    """How many leading ids all rows share."""
+    first, last = min(ids_RT), max(ids_RT)  # what the two furthest apart share, all do
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def waits(request: Request, prefix: tuple[int, ...], slots: Sequence[Row | None]) -> bool:
+    """Whether a turn had better begin a pass later: when a row of the next one has more than half of what is new in
+    it. So the rollouts of a group, which are asked for together, compute their prompt once."""
+    suffix = list(request.prompt[len(prefix) : -1])
+    like = [r for r in slots if r is not None and (r.adapter, r.prefix) == (request.adapter, prefix)]
+    stored = max((common_prefix([row.ids, suffix]) for row in like), default=0)
+    coming = max((common_prefix([row.ids + row.todo, suffix]) for row in like if row.sampling), default=0)
+    return coming - stored >= max(LEAST_ALIKE, (len(suffix) - stored) / 2)
+
+
+def take_over(cache: KeyValueCache, seated: Sequence[int], slots: Sequence[Row | None]) -> None:
+    """Have the rows of these slots, whose turns begin, take over what rows of other slots hold of the same tokens."""
+    copies, longest = list[tuple[int, int]](), 0
+    for slot, row in ((slot, row) for slot in seated if (row := slots[slot]) is not None):
+        suffix = row.ids + row.todo
+        alike = {
+            place: min(common_prefix([other.ids, suffix]), len(suffix) - 1)
+            for place, other in enumerate(slots)
+            if other is not None and place not in seated and (other.adapter, other.prefix) == (row.adapter, row.prefix)
+        }
+        source = max(alike, key=alike.__getitem__, default=slot)
+        if source != slot and alike[source] - len(row.ids) >= LEAST_ALIKE:
+            copies.append((source, slot))
+            longest = max(longest, alike[source])
+            row.ids, row.todo = suffix[: alike[source]], suffix[alike[source] :]
+    if copies:
+        cache.copy(copies, longest)

@@ -1,10 +1,11 @@
 """The `local` policy backend: many episodes in flight on one model in this process.
 
 What it does beyond `model.generate`: the prefix that requests share (instructions and worked examples) is computed
-once per adapter; a session's keys and values stay between its turns, so that each turn computes only what is new;
-finished rows leave the batch at once and waiting ones take their place, their first tokens in the same pass as the
-others' next ones; the pass itself is cut down to its matrix products (`models/local/decoder.py`) and shared by cores
-(`models/local/threads.py`). What it returns are exactly the sampled ids and their log-probabilities.
+once per adapter; a session's keys and values stay between its turns, so that each turn computes only what is new, and
+of that nothing that another row holds already; finished rows leave the batch at once and waiting ones take their
+place, their first tokens in the same pass as the others' next ones; the pass itself is cut down to its matrix products
+(`models/local/decoder.py`) and shared by cores (`models/local/threads.py`). What it returns are exactly the sampled ids
+and their log-probabilities.
 
 Not covered: beam search, top-p and top-k (the trained distribution must be the sampled one), and the architectures
 that `models/local/shapes.py` names (loading one raises).
@@ -28,7 +29,7 @@ from models.adapters.deltas import Delta, folder_deltas
 from models.local.attention import SharedBatch, check_supported
 from models.local.decoder import make_decoder
 from models.local.drawing import draw
-from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass, seat
+from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass, seat, take_over, waits
 from models.local.packed import base_alone, merge
 from models.local.threads import cut, most_parts, side_by_side
 from models.policy import Generation, PolicyIdentity, Request, Sampling
@@ -283,19 +284,21 @@ class LocalPolicy:
         first = self._queue[0]
         key = (active.adapter, active.prefix) if active else (first.adapter, tuple(first.prompt[: first.shared]))
         free = self.rows - sum(1 for _ in self._sampling())
-        skipped, longest = deque[Request](), 0  # tokens of a row
+        skipped, seated, longest = deque[Request](), list[int](), 0  # tokens of a row
         while self._queue and free:
             request = self._queue.popleft()
-            if (request.adapter, tuple(request.prompt[: request.shared])) != key:
+            other = (request.adapter, tuple(request.prompt[: request.shared])) != key
+            if other or waits(request, key[1], self._slots):
                 skipped.append(request)
                 continue
             self._turns += 1
-            seat(request, key[1], self._turns, self._slots, self.rows)
+            seated.append(seat(request, key[1], self._turns, self._slots, self.rows))
             longest = max(longest, len(request.prompt) - len(key[1]) + request.sampling.max_tokens)
             free -= 1
         self._queue.extendleft(reversed(skipped))
         if longest:  # once for all that were seated: the store grows but once
             self._cache.reserve(longest, [len(row.ids) if row is not None else 0 for row in self._slots])
+            take_over(self._cache, seated, self._slots)
 
     # --- computing --------------------------------------------------------------------------------------------
 

@@ -16,12 +16,11 @@ from errors import TrainingError
 from models.adapters.fingerprint import COUNT, Fingerprint
 from models.local.attention import Extras, RowBatch, attend_causal, attend_with_extras
 from models.local.blocks import Piece, attend_rows, pieces_of, put_together
+from models.local.kv_cache import LEAST_ALIKE, common_prefix
 from models.training.learner import Frozen, Learner, PlainLearner
 
 # Bytes: the streams of 1,700 of the shop's conversations in the embedded model (66 tokens of 576 numbers, fp32).
 KEPT = 2**28
-# Tokens that rows begin alike with to be passed through once: fewer cost more in small products than they save.
-LEAST_ALIKE = 8
 
 
 def attend_plain(
@@ -258,12 +257,6 @@ def as_learner(model: Any) -> Learner:
     """`model` if it is a learner; a transformers model through its own code."""
     learner: Learner = model if hasattr(model, "score") else PlainLearner(model)
     return learner
-
-
-def common_prefix(ids_RT: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> int:
-    """How many leading ids all rows share."""
-    first, last = min(ids_RT), max(ids_RT)  # what the two furthest apart share, all do
-    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def by_tokens(counts_R: Sequence[int], most: int) -> list[list[int]]:

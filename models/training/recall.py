@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from errors import TrainingError
+from models.local.kv_cache import common_prefix
 from models.renderer import Conversation
 from models.training.actors import Actor
-from models.training.forward import common_prefix
 from models.training.records import GroupFigures, TrainingSettings
 from models.training.trl_trainer import trl_rows
 

@@ -18,10 +18,10 @@ from environments.contract import Environment, Message, Prompt, TargetTask
 from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
 from errors import NotFinite, TraceError, TrainingError
 from models.episodes import Episode, Guarded, Player, Trajectory
+from models.local.kv_cache import common_prefix
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
-from models.training.forward import common_prefix
 from models.training.records import Dialled, GroupFigures, TrainingSettings, come_apart, levels_of
 from models.training.trl_trainer import EpisodeGRPO, trl_rows
 

@@ -15,10 +15,11 @@ import torch
 from trl import GRPOTrainer
 
 from errors import Untrainable
+from models.local.kv_cache import common_prefix
 from models.local.parts import is_parted
 from models.renderer import Conversation
 from models.training.checkpoints import storing
-from models.training.forward import KeptRows, Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
+from models.training.forward import KeptRows, Prefix, StepPrefix, by_tokens, token_logprobs
 from models.training.learner import FusedLearner, Learner, make_learner
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.

@@ -146,6 +146,39 @@ def test_cached_turns_cost_their_new_tokens(tiny_model: Any) -> None:
     assert policy.work.decoded + policy.work.prefilled - before == 3
 
 
+def test_what_rows_begin_alike_with_is_computed_once(tiny_model: Any) -> None:
+    """A group of eleven for eight rows, one with another prompt, and one that goes on otherwise in the middle."""
+    policy, _ = tiny_model
+    plain = plain_twin(policy)
+    group, other = SHARED + random_ids(5, 30), SHARED + random_ids(6, 9)
+    talks = [*[list(group) for _ in range(11)], other, [*group[:40], *random_ids(7, 12)]]
+    asked = [Request(f"g{i}", talk, Sampling(1.0, 6, seed=i), None, len(SHARED)) for i, talk in enumerate(talks)]
+    before = policy.work.prefilled
+    made = policy.generate(asked)
+    # The prefix, the prompt, the other one, and what comes behind the 23 tokens that the last one shares.
+    assert policy.work.prefilled - before == len(SHARED) + 30 + 9 + 12
+    assert len({generation.ids for generation in made[:11]}) > 5, "each with draws of its own"
+    for talk, generation in zip(talks, made, strict=True):
+        assert generation.logprobs == pytest.approx(full_logprobs(plain, talk, generation), abs=1e-4)
+
+
+@pytest.mark.parametrize("adapter", [None, "a"])
+def test_a_later_turn_takes_over_what_another_session_has_said(tiny_model: Any, adapter: str | None) -> None:
+    policy, _ = tiny_model
+    policy.load_deltas("a", "d", given_adapter(policy)[1])
+    long = prompts(1)[0] + random_ids(8, 20)
+    cold = policy.generate([Request("cold", long, Sampling(0.0, 5), adapter, len(SHARED))])
+    policy.submit(Request("first", long[:-3], Sampling(0.0, 5), "a", len(SHARED)))
+    policy.poll()
+    before = policy.work.prefilled + policy.work.decoded
+    policy.submit(Request("second", long, Sampling(0.0, 5), adapter, len(SHARED)))
+    (warm,) = policy.poll()
+    fresh = policy.work.prefilled + policy.work.decoded - before
+    assert (warm.ids, warm.logprobs) == (cold[0].ids, pytest.approx(cold[0].logprobs, abs=1e-4))
+    # Of another adapter, or of the base, nothing is taken over.
+    assert fresh == (3 if adapter else len(long) - len(SHARED)) + len(warm.ids) - 1
+
+
 def test_adapters_equal_peft_and_leave_the_base_alone(tiny_model: Any) -> None:
     policy, _ = tiny_model
     plain = plain_twin(policy)
@@ -331,7 +364,7 @@ def test_rows_that_are_attended_to_together_may_be_few(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     policy, _ = tiny_model
-    asked = [Request(f"r{i}", [3, 5, 8, *range(20, 24 + i)], Sampling(0.7, 4, seed=i), None, 2) for i in range(7)]
+    asked = [Request(f"r{i}", [3, 5, 8 + i, *range(20, 24 + i)], Sampling(0.7, 4, seed=i), None, 2) for i in range(7)]
     together = policy.generate(asked)
     whole, seen = kv_cache.attend_padded, list[int]()
     monkeypatch.setattr(kv_cache, "attend_padded", lambda q, *rest: seen.append(len(q)) or whole(q, *rest))
