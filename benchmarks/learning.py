@@ -36,7 +36,6 @@ from tasks.measuring.statistics import success_interval
 from tasks.round.context import Context
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import forget, open_context
-from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import FRESH_SEED
 from tasks.synthesis.learning.course import Course
 from tasks.synthesis.learning.demonstrated import demonstrations
@@ -75,8 +74,7 @@ def told(context: Context, ids: list[str]) -> str:
 def show(context: Context, families: Sequence[str], count: int, passes: int) -> tuple[Path, str]:
     """The adapter that has learnt `count` reference solutions of each family: its folder and its digest."""
     environment = environment_of(context, tuple(families))
-    prompt = first_opening(context.target)[0]
-    shown = demonstrations(environment, context.base, prompt, dict.fromkeys(families, count))
+    shown = demonstrations(environment, context.base, dict.fromkeys(families, count))
     learnt = learn(context, SHOWN, (), training_settings(context.settings), passes, demonstrations=shown, of=families)
     context.registry.end_run(learnt.run)
     return context.settings.folder / str(learnt.adapter.path), str(learnt.adapter.sha256)

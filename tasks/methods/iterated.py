@@ -29,9 +29,8 @@ from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
-from tasks.round.target_prompt import first_opening
 from tasks.synthesis.learning.demonstrated import demonstrations
-from tasks.synthesis.learning.recalling import COLUMNS, FAMILY, learn, picked
+from tasks.synthesis.learning.recalling import COLUMNS, FAMILY, behind_known_prompts, learn, picked
 from tasks.synthesis.learning.shown import SAMPLES as ADVISED
 from tasks.synthesis.learning.shown import SCENARIOS, play_advised
 from tasks.synthesis.learning.training import training_settings
@@ -107,8 +106,7 @@ def cloned_adapter(context: Context) -> AdapterRow | None:
     families = sorted(target.families())
     at = context.round
     spec = CompositionSpec(at.target, at.data_hash, DEMONSTRATIONS, tuple(families), seed=at.seed)
-    prompt, environment = first_opening(target)[0], ComposedEnvironment(target, spec)
-    shown = demonstrations(environment, context.base, prompt, dict.fromkeys(families, count))
+    shown = demonstrations(ComposedEnvironment(target, spec), context.base, dict.fromkeys(families, count))
     if not shown:
         return None
     settings, passes = training_settings(context.settings), context.settings.train.generalist or PASSES
@@ -141,7 +139,8 @@ def _iterated(
         ids = play(number, count, latest)
         found += ids
         notes.append(f"iteration {number}: {len(ids)} episodes, {100 * success_of(context, ids):.0f} %")
-        rows = picked(context.store, context.store.trajectory_frame(None, columns=COLUMNS, id=found))
+        frame = context.store.trajectory_frame(None, columns=COLUMNS, id=found)
+        rows = behind_known_prompts(context, picked(context.store, frame))
         if not rows:  # the next has other random numbers
             continue
         try:

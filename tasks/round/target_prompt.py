@@ -44,6 +44,12 @@ def first_opening(target: Target) -> tuple[Prompt, tuple[Message, ...]]:
     return next(_opened(target, tasks), (Prompt(), (Message("user", NEUTRAL),)))
 
 
+def prompt_of_task(target: Target, task: TargetTask) -> Prompt:
+    """The prompt that a task stands behind, which may be its own. Raises what the task raises where it does not
+    open."""
+    return next(_opened(with_scripted_user(target), [task]))[0]
+
+
 def _opened(target: Target, tasks: Iterable[TargetTask]) -> Iterator[tuple[Prompt, tuple[Message, ...]]]:
     """Prompt and first messages of the tasks that open. Raises what the first one raised where none of them does."""
     opened = False

@@ -12,21 +12,19 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
-from environments.contract import Prompt
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import solved
 from errors import Untrainable
 from models.local.base import BaseModel
 from models.renderer import Conversation
+from tasks.round.target_prompt import prompt_of_task
 
 logger = logging.getLogger("trace")
 
 
-def demonstrations(
-    environment: ComposedEnvironment, base: BaseModel, prompt: Prompt, wanted: Mapping[str, int]
-) -> list[Conversation]:
+def demonstrations(environment: ComposedEnvironment, base: BaseModel, wanted: Mapping[str, int]) -> list[Conversation]:
     """So many different reference solutions of each family as are `wanted`, those that the target's verdict calls a
-    success, behind the target's own `prompt`; fewer where a family has no more.
+    success, each behind the prompt that its scenario is played behind; fewer where a family has no more.
 
     What is longer than the base's context is left out with a warning: no policy could sample it, and others are drawn
     for it. Raises `Untrainable` where nothing else is left."""
@@ -40,7 +38,7 @@ def demonstrations(
             if len(different) == count:
                 break
             if messages := solved(environment.target.environment(), task):
-                made = base.renderer.demonstration(prompt, messages)
+                made = base.renderer.demonstration(prompt_of_task(environment.target, task), messages)
                 if len(made.ids) > most:
                     longer[tuple(made.ids)] = family
                 else:

@@ -33,7 +33,6 @@ from tasks.measuring.lineup import champion_of, try_on_diagnosis
 from tasks.round.adapters import BEFORE_PRACTICE, adapter_id, before_practice, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, RegisterResult
-from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import FIGURES
 from tasks.synthesis.environments import MASTERED, composed_of, composes, stored_environment
 from tasks.synthesis.learning.demonstrated import demonstrations
@@ -207,7 +206,7 @@ def _learnt(
     found = successes(context)
     owed = _owed(environment, () if beside else found, train.demonstrations)
     try:
-        shown = demonstrations(environment, context.base, first_opening(context.target)[0], owed)
+        shown = demonstrations(environment, context.base, owed)
     except Untrainable as problem:
         if not found:
             raise

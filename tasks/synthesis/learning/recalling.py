@@ -63,7 +63,7 @@ def successes(context: Context, without: str = "") -> list[TrajectoryRow]:
     frame = frame[frame["purpose"].isin(("diagnosis", "calibration")) | frame["adapter_id"].isin(own)]
     if context.settings.synthesizer.kind == "llm":  # a written environment's own prompt is not known here
         frame = frame[frame["group_id"].ne(HINT)]
-    return picked(context.store, frame)
+    return behind_known_prompts(context, picked(context.store, frame))
 
 
 def picked(store: Store, frame: pd.DataFrame) -> list[TrajectoryRow]:
@@ -79,6 +79,23 @@ def picked(store: Store, frame: pd.DataFrame) -> list[TrajectoryRow]:
         ]
         found += in_turn(scenarios)[:FAMILY]
     return found
+
+
+def behind_known_prompts(context: Context, rows: Sequence[TrajectoryRow]) -> list[TrajectoryRow]:
+    """Episodes whose prompt is known: all that were played without advice, and of the others those behind the prompt of
+    the target's first task. What one that has a prompt of its own shows without its advice is stored nowhere."""
+    if not any(row.group_id == HINT for row in rows):
+        return list(rows)
+    plain = context.base.renderer.start(*first_opening(context.target))
+    shown = plain.ids[: plain.shared]
+
+    def is_known(row: TrajectoryRow) -> bool:
+        return row.group_id != HINT or (row.token_ids is not None and list(row.token_ids[: len(shown)]) == shown)
+
+    known = list(filter(is_known, rows))
+    if left := len(rows) - len(known):
+        logger.warning("%d successes with advice are not learnt from: their tasks have prompts of their own", left)
+    return known
 
 
 def _unlike(rows: Sequence[TrajectoryRow]) -> list[TrajectoryRow]:

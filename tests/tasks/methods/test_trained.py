@@ -194,6 +194,7 @@ def iterating(monkeypatch: pytest.MonkeyPatch, solved: Sequence[str]) -> Any:
     """A context in which iterations learn from what is `solved` so far."""
     monkeypatch.setattr(iterated_file, "training_settings", lambda settings: None)
     monkeypatch.setattr(iterated_file, "picked", lambda *given: solved)
+    monkeypatch.setattr(iterated_file, "behind_known_prompts", lambda context, rows: rows)
     monkeypatch.setattr(iterated_file, "success_of", lambda *given: 0.1)
     monkeypatch.setattr(iterated_file, "one_adapter", lambda context, name, identity: Answer(context, lineup=identity))
     return SimpleNamespace(

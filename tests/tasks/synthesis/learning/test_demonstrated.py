@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Prompt
+from environments.contract import Observation, Prompt, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.hints import solved
 from environments.targets.shop.families import FAMILIES
 from environments.targets.shop.target import target
+from environments.wrapping import WrappedEnvironment
 from errors import Untrainable
 from models.local.base import embedded_folder
 from models.renderer import Conversation, Renderer
@@ -32,7 +33,7 @@ def renderer() -> Renderer:
 def shown(renderer: Renderer, families: tuple[str, ...], count: int, context: int = 8192) -> list[Conversation]:
     environment = ComposedEnvironment(target(), CompositionSpec("shop", target().data_hash, "x", families))
     base: Any = SimpleNamespace(renderer=renderer, policy=SimpleNamespace(context=context))
-    return demonstrations(environment, base, first_opening(target())[0], dict.fromkeys(families, count))
+    return demonstrations(environment, base, dict.fromkeys(families, count))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -84,6 +85,29 @@ def test_what_the_base_cannot_hold_is_left_out_and_said(renderer: Renderer, capl
     assert "of cancel_without_number" in said
     with pytest.raises(Untrainable, match=rf"all 48 .* context of {lengths[0] - 1} tokens .*longer context"):
         shown(renderer, families, 12, context=lengths[0] - 1)
+
+
+class ByTask(WrappedEnvironment):
+    """Its instructions are the task's own."""
+
+    def reset(self, task: TargetTask) -> Observation:
+        observation = super().reset(task)
+        self.instructions = f"Today's subject: {task.family}."
+        return observation
+
+
+def test_each_stands_behind_the_prompt_of_its_own_scenario(renderer: Renderer) -> None:
+    """Where prompts differ by task, what is learnt behind another's is not what is played."""
+    shop, families = target(), ("item_price", "refund_all")
+    own: Any = SimpleNamespace(
+        name="shop", environment=lambda: ByTask(shop.environment()), families=shop.families, generate=shop.generate,
+        tasks=shop.tasks, data_hash=shop.data_hash, licence="",
+    )  # fmt: skip
+    base: Any = SimpleNamespace(renderer=renderer, policy=SimpleNamespace(context=8192))
+    environment = ComposedEnvironment(own, CompositionSpec("shop", shop.data_hash, "x", families))
+    made = demonstrations(environment, base, dict.fromkeys(families, 1))
+    said = [renderer.tokenizer.decode(conversation.ids[: conversation.shared]) for conversation in made]
+    assert [f"subject: {family}." in text for family, text in zip(families, said, strict=True)] == [True, True]
 
 
 def _has(ids: list[int], part: list[int]) -> bool:

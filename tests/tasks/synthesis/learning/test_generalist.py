@@ -162,7 +162,7 @@ def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     monkeypatch.setattr(generalist, "try_on_diagnosis", lambda context, capabilities: None)
     monkeypatch.setattr(generalist, "show_missing", lambda context, environment: pytest.fail("played"))
     monkeypatch.setattr(generalist, "stored_environment", lambda *given: environment)
-    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[3]) or ["one"])
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[2]) or ["one"])
     monkeypatch.setattr(generalist, "learn", lambda *given: given)
     context.base = SimpleNamespace(renderer=None)
     learnt = generalist.learn_generalist(context, "e", None)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     plain = context_of()
     plain.base = context.base
     monkeypatch.setattr(generalist, "show_missing", lambda context, environment: None)
-    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[3]) or [])
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[2]) or [])
     monkeypatch.setattr(generalist, "successes", lambda context: rows)
     generalist.learn_generalist(plain, "e", None)  # type: ignore[arg-type]
     assert asked[-1] == {}, "the setting is off"
@@ -202,7 +202,7 @@ def test_one_that_comes_first_is_shown_scenarios_in_turns(
     monkeypatch.setattr(generalist, "stored_environment", lambda *given: environment)
     monkeypatch.setattr(generalist, "successes", lambda context: [SimpleNamespace(family="item_price")])
     monkeypatch.setattr(
-        generalist, "demonstrations", lambda *given: owed.append(given[3]) or (["one"] if given[3] else [])
+        generalist, "demonstrations", lambda *given: owed.append(given[2]) or (["one"] if given[2] else [])
     )
     monkeypatch.setattr(
         generalist, "show_lacking", lambda context, environment, turn, latest: told.append(f"{latest or 'none'} {turn}")

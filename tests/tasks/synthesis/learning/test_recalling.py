@@ -24,6 +24,7 @@ from tasks.methods.seed.seed_run import close_round, diagnose, pay
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.rollouts import outcomes
+from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.learning import recalling
 from tasks.synthesis.learning.recalling import EACH, FAMILY, conversation_of, learn, successes
@@ -134,6 +135,21 @@ def test_what_was_shown_advice_is_learnt_behind_the_targets_own_prompt(context: 
     assert turns == list(np.asarray(row.token_ids)[np.asarray(row.sampled_mask)])
     as_played = conversation_of(replace(row, group_id=None), renderer, prompt)
     assert as_played.ids == list(row.token_ids)
+
+
+def test_advice_behind_a_prompt_of_the_tasks_own_is_not_learnt_from(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What such a task shows without it is not known, and behind another's prompt it is another task."""
+    plain = context.base.renderer.start(*first_opening(context.target))
+    ids = [*plain.ids[: plain.shared], 5, 6, 7]
+    given: dict[str, Any] = {
+        "group_id": HINT, "sampled_mask": [False] * (len(ids) - 1) + [True], "logprobs": [0.0] * len(ids)
+    }  # fmt: skip
+    known = stored(context, "known", token_ids=ids, **given)
+    stored(context, "of its own", "other", token_ids=[ids[1], *ids[1:]], **given)
+    assert learnt_from(context) == {known}
+    assert "1 successes with advice are not learnt from" in caplog.text
 
 
 def test_an_adapter_learns_once_and_keeps_no_step_but_the_last(
