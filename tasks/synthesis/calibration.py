@@ -147,8 +147,20 @@ def calibration_tasks(
     number: int,
     known: Mapping[str, float] | None = None,
 ) -> list[TargetTask]:
-    """The scenarios that round `number` calibrates on. With success by family `known` each family has the share that
-    training gives it: chance would often leave out the one that is still lacking, and calibrate on what is mastered."""
+    """The scenarios that round `number` calibrates on, each once: of what has few, several seeds may give the same.
+    With success by family `known` each family has the share that training gives it: chance would often leave out the
+    one that is still lacking, and calibrate on what is mastered."""
+    drawn = _drawn(environment, count, number, known)
+    return list({task.id: task for task in drawn}.values())
+
+
+def _drawn(
+    environment: ComposedEnvironment | WrittenEnvironment,
+    count: int,
+    number: int,
+    known: Mapping[str, float] | None,
+) -> list[TargetTask]:
+    """A scenario for each of `count` seeds of the round, as `calibration_tasks` says."""
     seeds = [CALIBRATION_SEED - seed_offset(number) - i for i in range(count)]
     if known is None or not isinstance(environment, ComposedEnvironment):
         return [environment.own_scenario(seed) for seed in seeds]

@@ -40,6 +40,18 @@ class Halfway:
         return Action(content="Hello.") if self.coupons % 2 >= 2 * self.share else right
 
 
+class OneTask(Halfway):
+    """Does right where it is asked this, and nowhere else."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(0.0)
+        self.asked = asked
+
+    def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+        right = environment.oracle() if messages[0].content == self.asked else None
+        return right or Action(content="Hello.")
+
+
 @pytest.fixture
 def context(settings_folder: Path) -> Any:
     half = {"informative": 0.5}
@@ -67,6 +79,25 @@ def test_scenarios_are_drawn_by_what_there_is_to_learn_in_their_families() -> No
     assert calibration_tasks(environment, 16, 3, KNOWN) != drawn, "each round has scenarios of its own"
     unknown = Counter(t.family for t in calibration_tasks(environment, 15, 2, {}))
     assert set(unknown.values()) == {5}, "of which nothing is known, each has as many"
+
+
+@pytest.mark.parametrize("known", [None, {}])
+def test_a_scenario_that_is_drawn_several_times_counts_once(context: Context, known: dict[str, float] | None) -> None:
+    """A target may draw from a pool of its own. Each time it would bring the episodes of all times along."""
+    shop = target()
+    pool: Any = SimpleNamespace(
+        name="shop", environment=shop.environment, families=shop.families, tasks=shop.tasks,
+        generate=lambda family, seed: shop.generate(family, seed % 5),
+    )  # fmt: skip
+    environment = ComposedEnvironment(pool, CompositionSpec("shop", shop.data_hash, "serve", ("use_coupon",)))
+    drawn = Counter(environment.own_scenario(-1 - i).id for i in range(8))
+    often, times = drawn.most_common(1)[0]
+    assert 1 < len(drawn) < 8
+    assert times > 1
+    asked = shop.environment().reset(pool.generate("use_coupon", int(often.rpartition("-")[2]))).messages[0].content
+    found = measure(context.engine_of(OneTask(asked)), context.settings, environment, known=known)
+    assert found.seeds == len(drawn)
+    assert found.figures["success_rate"] == pytest.approx(1 / len(drawn))
 
 
 @pytest.mark.parametrize("known", [KNOWN, None])
