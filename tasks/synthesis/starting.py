@@ -205,7 +205,9 @@ def _trained_before(context: Context, capability: str) -> Iterator[tuple[str, st
     that is no better than what it began from is not among them."""
     selected = context.result(SelectResult).selected
     trained = {c: found for c in selected if c != capability and (found := context.found(TrainResult, c)) is not None}
-    for other in reversed(training_order(context, list(trained))):
+    # The generalist is among them where the others went on from it; of how early it was its calibration says nothing.
+    first = [c for c in trained if c == GENERALIST]
+    for other in reversed([*first, *training_order(context, [c for c in trained if c != GENERALIST])]):
         if trained[other].goes_on:
             yield other, trained[other].adapter
 

@@ -231,6 +231,27 @@ def test_what_may_be_begun_from(
     assert "only 2 adapters are compared, left out: zeta" in caplog.text
 
 
+def test_a_generalist_that_came_first_is_the_earliest_of_a_rounds_adapters(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own calibration has no figures. Of equals the latest is begun from, which has learnt the most."""
+    names = (GENERALIST, FIRST, "later")
+    given: dict[str, Any] = {"sha256": "", "steps": 3, "run": "", "ending": "steps", "chosen": 3}
+    trained = {n: TrainResult(adapter=stored(context, n, context.folder / n).id, **given) for n in names}
+    unmeasured = CalibrateResult(accepted=True, reason="", success_rate=0.0, **dict.fromkeys(FIGURES, 0.0))
+    result_as_stored = Context.result
+
+    def result_of(self: Context, kind: Any, *of: str) -> Any:
+        if kind is SelectResult:
+            return SelectResult(selected=[FIRST, CAPABILITY, "later", GENERALIST])
+        return unmeasured if of == (GENERALIST,) else result_as_stored(self, kind, *of)
+
+    monkeypatch.setattr(Context, "result", result_of)
+    monkeypatch.setattr(Context, "found", lambda self, kind, *of: trained.get(*of))
+    found = starting.starts_for(context, CAPABILITY, training_file.training_settings(context.settings), None)
+    assert [start.capability for start in found] == ["later", FIRST, GENERALIST]
+
+
 def test_the_live_generalist_is_compared_however_many_there_are(
     context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
