@@ -68,13 +68,13 @@ class ContextOverflow(PolicyError):
 
 
 class ProviderError(PolicyError):
-    """A model provider failed; `transient` when a retry may help."""
+    """A model provider failed; `transient` when a retry may help, `unpaid` when it waits for a person to pay it."""
 
     boundary = "provider"
 
-    def __init__(self, message: str, *, transient: bool = False) -> None:
+    def __init__(self, message: str, *, transient: bool = False, unpaid: bool = False) -> None:
         super().__init__(message)
-        self.transient = transient
+        self.transient, self.unpaid = transient, unpaid
 
 
 class BudgetExceeded(TraceError, RuntimeError):

@@ -172,7 +172,8 @@ def _ends(problem: Exception, reason: str, before: str) -> bool:
     """Whether an error closes the round as failed, so that the next run begins another. It does where the same work
     would meet it again, and where `before`, the reason of the round's last stop, is the very same error. Else the next
     run resumes the round: what was down may be up again, and a person may have mended a setting or raised a cap."""
-    if isinstance(problem, BudgetExceeded | NotApproved | TargetBusy):  # it waits for a larger limit, or for somebody
+    # It waits for a larger limit, or for somebody, who may have to pay a provider.
+    if isinstance(problem, BudgetExceeded | NotApproved | TargetBusy) or getattr(problem, "unpaid", False):
         return False
     if isinstance(problem, SandboxError) or getattr(problem, "transient", False):
         return reason == before

@@ -35,6 +35,8 @@ _ABOUT_FILTER = ("content management policy", "content_filter", "content policy"
 # The reasons for an end of a reply that broke off: OpenRouter's where the provider behind it failed, and vLLM's and
 # SGLang's where the server ended the request. LiteLLM makes "stop" of them, and keeps them beside it.
 _BROKEN_OFF = ("error", "abort")
+# HTTP's "Payment Required".
+UNPAID = 402
 _ABOUT_FORMAT = ("response_format", "json_schema", "structured output", "guided")
 
 
@@ -98,7 +100,7 @@ class CallFailed(ProviderError):
     call's seconds."""
 
     def __init__(self, message: str, text: str, status: int | None = None, *, transient: bool) -> None:
-        super().__init__(message, transient=transient)
+        super().__init__(message, transient=transient, unpaid=status == UNPAID)
         self.text, self.status = text, status
         self.retry_after, self.too_long, self.filtered, self.late = 0.0, False, False, False
 
@@ -193,7 +195,8 @@ def _failure(call: ModelCall, error: Any) -> CallFailed:
         return problem
     # A success whose body is no completion comes from a proxy in trouble.
     transient = status is None or status < 400 or status in (408, 409) or status >= 500
-    problem = CallFailed(f"{model} failed ({status or 'no answer'}): {text}", text, status, transient=transient)
+    mend = "; pay its provider, or name another model" if status == UNPAID else ""
+    problem = CallFailed(f"{model} failed ({status or 'no answer'}): {text}{mend}", text, status, transient=transient)
     about_context = status == 400 and any(words in str(error).lower() for words in _ABOUT_CONTEXT)
     problem.too_long = about_context or isinstance(error, litellm.ContextWindowExceededError)
     about_filter = status == 400 and any(words in str(error).lower() for words in _ABOUT_FILTER)

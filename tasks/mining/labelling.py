@@ -178,10 +178,9 @@ def label(
     refused: dict[int, str] = {}
     waiting: set[int] = set()
     filtered: dict[str, str] = {}
-    transient = False
+    unheard: list[ProviderError] = []
 
     def ask_runs(runs: Iterable[int]) -> None:
-        nonlocal transient
         for run in runs:
             # Left out of the batches as they are without a refusal: the others are those that were answered before.
             batches = [[t for t in batch if t not in filtered] for batch in _batches(list(by_id), settings, run)]
@@ -198,8 +197,8 @@ def label(
                 continue
             count = len(rows) + len(failures)
             refused[run] = f"{len(failures)} of {count} requests stayed without labels, first: {failures[0]}"
-            transient |= any(failure.transient for failure in failures)
-            if any(map(unanswered, failures)):
+            if calls := [*filter(unanswered, failures)]:
+                unheard.extend(calls)
                 waiting.add(run)
             if not rows and all(map(unanswered, failures)):
                 waiting.update(set(range(settings.runs)) - {*complete, *refused})
@@ -208,10 +207,10 @@ def label(
                 return
 
     ask_runs(range(settings.runs))
-    if transient and len(complete) >= required:
+    if any(failure.transient for failure in unheard) and len(complete) >= required:
         ask_runs(sorted(waiting))
     if len(complete) < required:
-        raise _too_few(len(complete), required, settings.runs, refused, bool(waiting), transient)
+        raise _too_few(len(complete), required, settings.runs, refused, unheard if waiting else ())
     labelled = {t: by_id[t] for t in by_id if t not in filtered}
     labels = _frame(sorted(complete.items()), labelled, names)
     return Labelling(labels, tuple(sorted(refused.items())), tuple(sorted(waiting)), tuple(filtered))
@@ -241,14 +240,16 @@ def _asked(
 
 
 def _too_few(
-    complete: int, required: int, runs: int, refused: Mapping[int, str], later: bool, transient: bool
+    complete: int, required: int, runs: int, refused: Mapping[int, str], unheard: Sequence[ProviderError]
 ) -> ProviderError | LabelError:
-    """Why the labels are too few for any capability to be selected; `later`: the model may answer then."""
+    """Why the labels are too few for any capability to be selected; what was `unheard` the model may answer later."""
     run, why = next(iter(refused.items()))
     few = f"{complete or 'none'} of {runs} labelling runs {'is' if complete < 2 else 'are'} complete, {required} needed"
-    if later:
+    if unheard:
         return ProviderError(
-            f"{few}, and the model may answer later: {why}; run again: what was answered is kept", transient=transient
+            f"{few}, and the model may answer later: {why}; run again: what was answered is kept",
+            transient=any(failure.transient for failure in unheard),
+            unpaid=any(failure.unpaid for failure in unheard),
         )
     return LabelError(f"{few}; run {run}: {why}")
 

@@ -154,7 +154,7 @@ def _probe_one(settings: Settings, store: Store, part: str, probed: AnalystSetti
             analyst = Analyst(probed, outside, _NoReplies())
             analyst.ask(Question("probe", [{"role": "user", "content": asked}], Ready))
     except ProviderError as problem:
-        if problem.transient:
+        if problem.transient or problem.unpaid:
             raise
         raise ConfigurationError(
             f"{probed.model} does not answer in a schema ({problem}); set analyst.structured to 'object' or 'text', "

@@ -25,6 +25,7 @@ from errors import (
     StageHeld,
     TrainingError,
 )
+from models.providers.litellm_client import CallFailed
 from settings import Settings, load_settings
 from tasks.operations import announcements
 
@@ -80,6 +81,11 @@ def test_the_very_same_error_twice_closes_the_round(settings: Settings) -> None:
 
 def test_a_round_whose_servers_sleep_for_another_training_waits_for_that_however_often(settings: Settings) -> None:
     assert states(settings, *[ServersBusy("round 7 on other trains")] * 3) == [RoundState.INTERRUPTED]
+
+
+def test_a_round_whose_language_model_is_not_paid_waits_for_that_however_often(settings: Settings) -> None:
+    unpaid = CallFailed("m failed (402): no credits", "no credits", 402, transient=False)
+    assert states(settings, *[unpaid] * 3) == [RoundState.INTERRUPTED]
 
 
 def test_a_round_that_was_stopped_by_the_user_is_gone_on_with(settings: Settings) -> None:

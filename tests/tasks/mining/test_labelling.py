@@ -232,6 +232,7 @@ def test_as_soon_as_too_few_runs_can_be_complete_nothing_more_is_asked(status, t
     with pytest.raises(ProviderError, match=r"1 of 10 .* 8 needed, and the model may answer later") as raised:
         label(asker, TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(), 8)
     assert raised.value.transient is transient, "a bill is not paid by asking again at once"
+    assert raised.value.unpaid is (status == 402), "the round waits for whoever pays it"
     assert len(asker.questions) == 4 * 3
     asker = ScriptedAsker(lambda request: (_ for _ in ()).throw(ProviderError("no usable answer")))
     with pytest.raises(LabelError, match="none of 10 labelling runs is complete, 8 needed"):

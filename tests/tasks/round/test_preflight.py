@@ -148,6 +148,7 @@ def test_caps_that_cannot_hold_a_round(settings_folder: Path, store: Store) -> N
         (failed(401, "bad key"), ConfigurationError, "401.*check model, api_base and key"),
         (failed(404, "no such model"), ConfigurationError, "404"),
         (failed(503), ProviderError, "503"),
+        (failed(402, "Insufficient credits"), ProviderError, "402.*Insufficient credits.*; pay its provider"),
     ],
 )
 def test_the_probe_finds_what_does_not_work(
