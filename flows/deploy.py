@@ -38,6 +38,7 @@ from prefect.states import Cancelled
 
 from db.values.types import utc_now
 from errors import ConfigurationError
+from models.adapters.registry import without_password
 
 POOLS = Path(__file__).with_name("pools")
 KINDS = tuple(sorted(path.stem for path in POOLS.glob("*.json")))
@@ -83,8 +84,8 @@ def _check_server(api: str) -> None:
         problem = client.api_healthcheck()
     if problem is not None:
         raise ConfigurationError(
-            f"the Prefect server at {api} does not answer ({type(problem).__name__}); start it, or correct "
-            "PREFECT_API_URL"
+            f"the Prefect server at {without_password(api)} does not answer ({type(problem).__name__}); start it, or "
+            "correct PREFECT_API_URL"
         )
 
 

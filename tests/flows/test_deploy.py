@@ -23,7 +23,7 @@ from flows.services import Ports, Services
 from settings import load_settings
 
 ROOT = Path(__file__).parents[2]
-API = "http://127.0.0.1:4200/api"
+API, LOCKED = "http://127.0.0.1:4200/api", "http://trace:sesame@127.0.0.1:4200/api"
 
 
 class Server:
@@ -51,6 +51,7 @@ class Server:
         ("process", ROOT / "tests", API, Server(), "holds no prefect.yaml; run this in the checkout"),
         ("process", ROOT, None, Server(), "no Prefect server is named; set PREFECT_API_URL"),
         ("process", ROOT, API, Server(ConnectionError("refused")), "/api does not answer .ConnectionError.; start it"),
+        ("process", ROOT, LOCKED, Server(ConnectionError("refused")), f"server at {API} does not answer"),
         ("process", ROOT, API, Server(), "is of type docker, not process; .*work-pool delete trace"),
     ],
 )
