@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -154,10 +154,10 @@ class Settings(MachineSettings):
     devices: DeviceSettings = DeviceSettings()
     unattended: UnattendedSettings = UnattendedSettings()
 
-    @field_validator("target_user")
+    @field_validator("target_user", "home", mode="before")
     @classmethod
-    def _empty_is_scripted(cls, value: str) -> str:
-        return value or SCRIPTED_USER
+    def _empty_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        return cls.model_fields[str(info.field_name)].default if value == "" else value
 
     @classmethod
     def settings_customise_sources(

@@ -32,6 +32,15 @@ def test_a_home_of_any_name_is_its_own(settings_folder: Path) -> None:
         assert sqlite_file(settings.tracking_uri) == home.resolve() / "mlflow.db"
 
 
+def test_an_empty_home_is_the_default_one_and_not_the_working_folder(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `export TRACE_HOME=$DATA`, where nobody set DATA."""
+    monkeypatch.setenv("TRACE_HOME", "")
+    assert load_settings().folder == settings_folder.resolve() / "runs"
+    assert load_settings(home=Path()).folder == settings_folder.resolve()
+
+
 def test_a_file_of_settings_that_is_no_text_is_one_error(settings_folder: Path) -> None:
     (settings_folder / "trace.toml").write_bytes('target = "sh\u00f6p"'.encode("latin-1"))
     with pytest.raises(ConfigurationError, match=r"trace\.toml cannot be read: 'utf-8' codec .*; correct it"):
