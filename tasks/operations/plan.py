@@ -246,7 +246,7 @@ def rehearse(settings: Settings) -> list[str]:
         plan = plan_of(settings, target, pace_of(store, settings, target), live)
         tasks = {split: len(target.tasks(split)) for split in SPLITS}
         warned = without_effect(settings, live)
-        if plan.trains and (said := unprovable(store, target, settings.evaluation.alpha)):
+        if plan.trains and (said := unprovable(store, target, settings)):
             warned.append(said)
         return [
             f"target {settings.target} with {tasks}",
