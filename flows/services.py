@@ -111,9 +111,9 @@ class Services:
                 f"{mine} counts here and for none of the services, which run in {PROJECT} and read {theirs} alone; "
                 "move it there, or set its values as TRACE_ variables and start from a folder without it"
             )
-        for name in ("database", "tracking", "base_model") if Path.cwd() != PROJECT else ():
-            if _is_here(given := getattr(self.settings, name)):
-                raise ConfigurationError(f"{name} is {given!r}; services look for it in {PROJECT}; give a whole path")
+        for one in ("database", "tracking", "base_model", "toolsandbox", "tau2_tasks") if Path.cwd() != PROJECT else ():
+            if _is_here(given := getattr(self.settings, one)):
+                raise ConfigurationError(f"{one} is {given!r}; services look for it in {PROJECT}; give a whole path")
         if len(str(self.socket)) > LONGEST_PATH:
             raise ConfigurationError(
                 f"the path of {self.socket} is longer than {LONGEST_PATH} characters, which no socket may have; give a "

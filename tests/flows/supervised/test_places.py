@@ -15,8 +15,11 @@ from settings import load_settings
 
 @pytest.mark.parametrize(
     "given",
-    [{"database": "sqlite:///own.db"}, {"tracking": "sqlite+pysqlite:///own.db"}, {"base_model": "small"}],
-)
+    [
+        {"database": "sqlite:///own.db"}, {"tracking": "sqlite+pysqlite:///own.db"}, {"base_model": "small"},
+        {"toolsandbox": "small"}, {"tau2_tasks": "small"},
+    ],
+)  # fmt: skip
 def test_a_place_that_the_services_would_look_for_elsewhere_is_refused(
     settings_folder: Path, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
