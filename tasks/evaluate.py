@@ -122,10 +122,11 @@ def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
     what is within their resolution."""
     decision = decision_on(context, found)
     own = {family for families in own_families(context).values() for family in families}
-    fell = {f: decision.fallen[f] for f in decision.families if f in decision.fallen}
-    if not fell and ELSEWHERE in decision.fallen:
-        small = {f: d for f, d in decision.families.items() if decision.falls[f] is FallKind.WITHIN and f not in own}
-        fell = {f: f"{f}: {d.points:+.1f} points, and {decision.fallen[ELSEWHERE]}" for f, d in small.items()}
+    fell = {f: decision.falls[f].reason for f in decision.families if decision.falls[f].blocks}
+    together = decision.wholes.get(ELSEWHERE)
+    if not fell and together is not None and together.blocks:
+        small = {f: d for f, d in decision.families.items() if decision.falls[f].kind is FallKind.WITHIN}
+        fell = {f: f"{f}: {d.points:+.1f} points, and {together.reason}" for f, d in small.items() if f not in own}
     if decision.promoted or not decision.kept or not own or own & fell.keys():
         return {}
     return fell

@@ -36,14 +36,14 @@ class Proposal:
     def table(self) -> str:
         """The verdict in Markdown: reasons, the split's difference, and each family's, with its further tasks."""
         d = self.decision
-        whole = {} if d.difference is None else {"the split": d.difference}
-        rows = {**whole, **{f"own: {c}": v for c, v in d.capabilities.items()}, **d.families}
+        whole = [] if d.difference is None else [("the split", d.difference)]
+        rows = [*whole, *((f"own: {c}", v) for c, v in d.capabilities.items()), *d.families.items()]
         lines = [f"**release {self.candidate.number}: {d.verdict}**", ""]
         lines += [f"- {reason}" for reason in d.reasons]
         lines += ["", "| | points | 95 % interval | tasks | p |", "|---|---|---|---|---|"]
         lines += [
             f"| {name} | {v.points:+.1f} | {v.low:+.1f} to {v.high:+.1f} | {v.tasks} | {p_text(v.p, 4)} |"
-            for name, v in rows.items()
+            for name, v in rows
         ]
         return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from tasks.measuring.falls import FallKind
+from tasks.measuring.falls import Fall
 from tasks.measuring.statistics import PairedDifference
 
 
@@ -57,10 +57,10 @@ class ReleaseDecision:
     `difference` is over the split (None, like `mde`, where both sides finished no task of it in common), `own` over the
     own families of what passed (None without any), `capabilities` the same one by one, `elsewhere` over all other
     families of the split (None without any), `families` over each family; `own`, `capabilities` and `families` with the
-    further tasks that were drawn for them. `falls` says of each of them (and of "overall", "all other families
-    together" and "pass^k") how it reads as a fall, `fallen` why of those that block. `kept` is whether the gain on the
-    own families is significant. `pass_k` is the difference of pass^k with k = `trials` (None when no task had that many
-    finished trials on both sides). `mde` is that of `difference`, in points, at `alpha`."""
+    further tasks that were drawn for them. `falls` says of each family how it reads as a fall, `wholes` the same of
+    "overall", "all other families together" and "pass^k". `kept` is whether the gain on the own families is
+    significant. `pass_k` is the difference of pass^k with k = `trials` (None when no task had that many finished trials
+    on both sides). `mde` is that of `difference`, in points, at `alpha`."""
 
     verdict: GateVerdict
     reasons: tuple[str, ...]
@@ -69,8 +69,8 @@ class ReleaseDecision:
     capabilities: Mapping[str, PairedDifference]
     elsewhere: PairedDifference | None
     families: Mapping[str, PairedDifference]
-    falls: Mapping[str, FallKind]
-    fallen: Mapping[str, str]
+    falls: Mapping[str, Fall]
+    wholes: Mapping[str, Fall]
     kept: bool
     pass_k: PairedDifference | None
     trials: int

@@ -32,6 +32,7 @@ could not be compared: where no task of the split was finished by both sides."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -41,11 +42,18 @@ from tasks.measuring.gate_plan import LEFT, GateRules, Look, p_phrase, p_text
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
 
-ELSEWHERE = "all other families together"
+OVERALL, ELSEWHERE = "overall", "all other families together"
 NOTHING_COMPARED = (
     "The candidate and the live release finished no validation task in common, so nothing was compared: errors took "
     "the other episodes. Mend what they were lost to (docs/2-database.md, question 3), then begin another round."
 )
+
+
+class _Watched(NamedTuple):
+    """What may fall, and whether it is a family: one may be called as anything else that is watched."""
+
+    name: str
+    family: bool = False
 
 
 def judge_capabilities(
@@ -145,34 +153,35 @@ def judge_release(
     if better and not whole and of_own is not None:
         reasons.append(f"The gain on its own tasks is still there after routing: {_figures(of_own)}.")
     level = rules.fall_confidence
-    watched = {"overall": table.difference(level)}
+    whole_split, elsewhere, steady = _Watched(OVERALL), _Watched(ELSEWHERE), _Watched(f"pass^{trials}")
+    watched = {whole_split: table.difference(level)}
     if table.names - of_passed and of_passed:
-        watched[ELSEWHERE] = table.of_families(table.names - of_passed).difference(level)
+        watched[elsewhere] = table.of_families(table.names - of_passed).difference(level)
     by_family = {str(f): with_further.of_families({f}).difference(level) for f in sorted(with_further.names)}
-    watched |= by_family
-    pass_k, steady = table.pass_k(trials, level), f"pass^{trials}"
+    watched |= {_Watched(f, family=True): change for f, change in by_family.items()}
+    pass_k = table.pass_k(trials, level)
     if trials > 1:
         watched[steady] = pass_k
-    falls = {name: judge_fall(name, change, rules) for name, change in watched.items()}
+    falls = {at: judge_fall(at.name, change, rules) for at, change in watched.items()}
     if settling is not None:
         for name in settling.names:
-            falls[name] = judge_settled(
+            falls[_Watched(name, family=True)] = judge_settled(
                 name, by_family.get(name), settling.of_families({name}).difference(level), rules
             )
         instead = PairedTasks.of("settled", pd.concat([pair[~pair["family"].isin(settling.names)], settled]))
         others = instead.of_families(table.names - of_passed)
-        changes = {ELSEWHERE: others.difference(level)}
+        changes = {elsewhere: others.difference(level)}
         if all(instead.of_families({name}).pass_k(trials, level) is not None for name in settling.names):
             changes[steady] = instead.pass_k(trials, level)  # else it would be that of the families that did not fall
-        for name, change in changes.items():
-            if name in falls and falls[name].kind is FallKind.UNCLEAR:
-                falls[name] = judge_settled(name, watched[name], change, rules)
-    for name in ("overall", *by_family):
-        played = settling if settling is not None and name in settling.names else with_further
-        played = table if name == "overall" else played.of_families({name})
-        lost = judge_lost(name, played.lost(), len(played.families), rules)
-        if lost.blocks and not falls[name].blocks:
-            falls[name] = lost
+        for at, change in changes.items():
+            if at in falls and falls[at].kind is FallKind.UNCLEAR:
+                falls[at] = judge_settled(at.name, watched[at], change, rules)
+    for at in (at for at in watched if at.family or at == whole_split):
+        played = settling if settling is not None and at.family and at.name in settling.names else with_further
+        played = played.of_families({at.name}) if at.family else table
+        lost = judge_lost(at.name, played.lost(), len(played.families), rules)
+        if lost.blocks and not falls[at].blocks:
+            falls[at] = lost
     for why in (left or {}).values():
         reasons.append(f"{LEFT} {why} It is left to what answers it today.")
     # Those that decide stand last, where the report looks for them.
@@ -197,10 +206,10 @@ def judge_release(
         difference=overall,
         own=of_own,
         capabilities=capabilities,
-        elsewhere=watched.get(ELSEWHERE),
+        elsewhere=watched.get(elsewhere),
         families={name: change for name, change in by_family.items() if change is not None},
-        falls={name: fall.kind for name, fall in falls.items()},
-        fallen={name: fall.reason for name, fall in falls.items() if fall.blocks},
+        falls={at.name: fall for at, fall in falls.items() if at.family},
+        wholes={at.name: fall for at, fall in falls.items() if not at.family},
         kept=kept,
         pass_k=pass_k,
         trials=trials,
