@@ -282,7 +282,8 @@ class Drawable(Protocol):
         """The round's tasks of `split`, "diagnosis" or "validation"; equal draws give equal tasks.
 
         None has the content of another of either split, of a task of the fixed splits, of a task that `generate` can
-        give, or one in `draw.used`. Raises TargetError on another split, and when not enough unused contents are left.
+        give, or one in `draw.used`, nor the id of another round's. Raises TargetError on another split, and when not
+        enough unused contents are left.
         """
         ...
 

@@ -53,7 +53,9 @@ def check_draws(target: Target, seed: int) -> None:
     later = Draw(seed, 2, frozenset(used))
     try:
         second = {split: _drawn(target, split, later) for split in DRAWN_SPLITS}
-        more = {family: _further(target, draw, family) for family in sorted({t.family for t in found["validation"]})}
+        families = sorted({task.family for task in found["validation"]})
+        more = {family: _further(target, draw, family) for family in families}
+        second_more = [task for family in families for task in _further(target, later, family)[1]]
     except TargetError as problem:
         logger.warning("target %s draws too little for further tasks, or for a second round: %s", target.name, problem)
         return
@@ -63,6 +65,8 @@ def check_draws(target: Target, seed: int) -> None:
         refuse_unlike(target, two, "validation", found)
         _refuse_known(target, two, "validation", dict.fromkeys(used, "that the round has drawn already"))
         _refuse_change(target, f"further(..., {family!r}, 1)", two[:1], one)
+    first = [task for tasks in (*found.values(), *(two for _, two in more.values())) for task in tasks]
+    _refuse_ids_again(target, first, [*(task for tasks in second.values() for task in tasks), *second_more])
 
 
 def _drawn(target: Target, split: str, draw: Draw) -> Sequence[TargetTask]:
@@ -102,6 +106,18 @@ def _refuse_known(target: Target, tasks: Sequence[TargetTask], split: str, known
             )
         where[content] = f"that is drawn for {split}, too"
     return where
+
+
+def _refuse_ids_again(target: Target, first: Sequence[TargetTask], second: Sequence[TargetTask]) -> None:
+    """Refuse ids that stand for other tasks in a later round: the router and `compare` would take two for one."""
+    known = dict(zip([task.id for task in first], _contents(target, first), strict=True))
+    for task, content in zip(second, _contents(target, second), strict=True):
+        if known.get(task.id, content) != content:
+            raise TargetError(
+                f"task {task.id!r}, drawn for a second round, has the id of another task that the first one drew; give "
+                "each an id that stands for it in all rounds, such as one that begins with Draw.number: what is known "
+                "of tasks from several nights is told apart by it"
+            )
 
 
 def _refuse_change(target: Target, what: str, tasks: Sequence[TargetTask], again: Sequence[TargetTask]) -> None:

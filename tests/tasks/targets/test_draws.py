@@ -73,6 +73,19 @@ class DrawnTwice(DrawingTarget):
         return [replace(task, id=f"further-{task.id}") for task in mine[:count]]
 
 
+class Renumbered(DrawingTarget):
+    """Every round counts its tasks from 0."""
+
+    def drawn(self, split: str, draw: Draw) -> Sequence[TargetTask]:
+        return [replace(task, id=f"{split}-{n}") for n, task in enumerate(super().drawn(split, draw))]
+
+
+class FurtherRenumbered(DrawingTarget):
+    def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+        found = super().further(draw, family, count)
+        return [replace(task, id=f"further-{family}-{n}") for n, task in enumerate(found)]
+
+
 class Untold(DrawingTarget):
     def content(self, task: TargetTask) -> Any:
         return task.payload["n"]
@@ -86,6 +99,8 @@ REFUSED: dict[type[DrawingTarget], str] = {
     Alike: "'diagnosis-drawn-1000', drawn for diagnosis, has the content of one that an earlier round has",
     Chancy: r"drawn\('diagnosis', ...\) of target 'counting' gives other tasks when it is asked again",
     DrawnTwice: "'further-validation-drawn-1100', drawn for validation, has the content of one that the round",
+    Renumbered: "task 'diagnosis-0', drawn for a second round, has the id of another task that the first one drew",
+    FurtherRenumbered: "task 'further-a-0', drawn for a second round, has the id of another task that the first one",
     Untold: r"content\(\) of target 'counting' gave -40; give a text",
 }
 
