@@ -178,7 +178,12 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
     """How the candidate's router did on the examples that were kept out, and how the live one did on test: its
     decisions against the capability that a task's family is tagged with, of those that are served. Where one of these
     is no name of the target's, as a language model mines them, what a task needs is not known."""
-    routes = {r.trajectory_id: r for r in stored.store.rows(RouteRow, trajectory_id=test.routed_ids)}
+    live = stored.store.row(ReleaseRow, target=stored.round.target, number=test.release) if test.release else None
+    gated = stored.found(GateResult)
+    served = list(live.members) if live else gated.promoted if gated else []
+    # The base's episodes are those of earlier rounds, whose routers may have left them to it.
+    routed = test.routed_ids if served and (live is None or live.router or live.router_path) else []
+    routes = {r.trajectory_id: r for r in stored.store.rows(RouteRow, trajectory_id=routed)}
     fitted = stored.found(RouteResult)
     if not routes and (fitted is None or fitted.skipped):
         return None
@@ -192,11 +197,9 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
             "threshold": fitted.threshold,
             "unlike": str(candidate.evidence.get("unlike", "")) if candidate else "",
         }
-    live = stored.store.row(ReleaseRow, target=stored.round.target, number=test.release) if test.release else None
     families = target.families() if isinstance(target, Generators) else {}
     known = {c for needed in families.values() for c in needed}
-    served = list(live.members) if live else stored.result(GateResult).promoted
-    if not (routes and served):
+    if not routes:
         return RouterFigures(**kept_out)
     frame = outcomes(stored.store, test.routed_ids)
     # A task that did not open when it was to be routed has no decision, and may have opened when it was played.

@@ -1,0 +1,49 @@
+"""What the report says of routing where no router chose: the bare base answers after the round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_rounds import Shop
+
+from db import ReleaseState, RouteRow, open_store
+from models.policy import PolicyIdentity
+from settings import load_settings
+from tasks.reporting.collect import figures_of
+from tasks.reporting.figures import Ending
+from tasks.reporting.nothing_trained import Ended
+from tasks.reporting.page import render
+from tasks.round.results import GateResult, RouteResult, TestResult
+from tasks.round.stored import StoredRound
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with open_store(f"sqlite:///{tmp_path}/trace.db") as store:
+        yield Shop(store)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_where_the_bare_base_answers_no_router_has_chosen(shop: Shop, settings_folder: Path, refused: bool) -> None:
+    """A night whose candidate was refused, or one that trained nothing. Before it an earlier night's release left test
+    tasks to the base, with whose episodes these decisions are stored, and was rolled back."""
+    base = shop.episodes(shop.round(), "base", [(False, False), (True, True)])
+    shop.store.put([RouteRow(trajectory_id=i, router_version="r1", capability="") for i in base[:2]])
+    row = shop.round()
+    if refused:
+        candidate = shop.release(2, {"set_address": "2"}, None, row, ReleaseState.REFUSED, router="r2")
+        shop.stage(row, RouteResult(candidate=candidate.id, threshold=0.6, calibration=20, right=0.95, mode="both"))
+    shop.stage(row, GateResult(release=0))
+    rate: Any = {"success": 0.5, "low": 0.0, "high": 1.0}
+    ids: Any = dict.fromkeys(("base_ids", "live_ids", "routed_ids"), base)
+    shop.stage(row, TestResult(**ids, noop_ids=[], release=0, looks=2, live=rate, routed=rate))
+    settings = load_settings(profile="smoke", home=settings_folder / "home")
+    target: Any = object()
+    ended = Ended(Ending.NOTHING_TRAINED, "No capability could be trained.")
+    found = figures_of(StoredRound(shop.store, row), settings, target, PolicyIdentity("tiny", "1"), ended)
+    said = "No router chose on the test split: the bare base answers." if refused else "No router was built. No capab"
+    assert said in render(found)
+    assert (found.router and found.router.right) == (0.95 if refused else None)
