@@ -31,6 +31,7 @@ from tasks.round.context import peak_gib
 from tasks.round.results import (
     ContrastResult,
     GateResult,
+    ReportResult,
     RouteResult,
     TestResult,
 )
@@ -55,7 +56,8 @@ def figures_of(
 ) -> RoundFigures:
     """Everything the report shows, from the store. `ended` says how practising ended."""
     store, current_round = stored.store, stored.round
-    stages = {r.name: r for r in in_order(store.rows(StageRow, round_id=current_round.id))}
+    rows = in_order(store.rows(StageRow, round_id=current_round.id))
+    stages = {r.name: r for r in rows if r.name != ReportResult.stage}  # its broken attempts, as itself, count nowhere
     costs = [_Cost.model_validate(r.result or {}) for r in stages.values()]
     test, contrast = stored.found(TestResult), stored.found(ContrastResult)
     sides = {name: outcomes(store, ids) for name, ids in test.sides().items()} if test else {}

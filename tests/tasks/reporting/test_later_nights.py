@@ -1,22 +1,24 @@
-"""What the report says of routing where no router chose: the bare base answers after the round."""
+"""Figures of a round that came after others, or whose report was tried before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from sqlalchemy import text
 from stored_rounds import Shop
 
-from db import ReleaseState, RouteRow, open_store
+from db import ReleaseState, Round, RouteRow, open_store
+from environments.contract import Target
 from models.policy import PolicyIdentity
 from settings import load_settings
 from tasks.reporting.collect import figures_of
-from tasks.reporting.figures import Ending
+from tasks.reporting.figures import Ending, RoundFigures
 from tasks.reporting.nothing_trained import Ended
 from tasks.reporting.page import render
-from tasks.round.results import GateResult, RouteResult, TestResult
+from tasks.round.results import GateResult, ReportResult, RouteResult, TestResult
 from tasks.round.stored import StoredRound
 
 
@@ -24,6 +26,12 @@ from tasks.round.stored import StoredRound
 def shop(tmp_path: Path) -> Iterator[Shop]:
     with open_store(f"sqlite:///{tmp_path}/trace.db") as store:
         yield Shop(store)
+
+
+def told(shop: Shop, row: Round, home: Path) -> RoundFigures:
+    settings, target = load_settings(profile="smoke", home=home), cast(Target, object())
+    ended = Ended(Ending.NOTHING_TRAINED, "No capability could be trained.")
+    return figures_of(StoredRound(shop.store, row), settings, target, PolicyIdentity("tiny", "1"), ended)
 
 
 @pytest.mark.parametrize("refused", [True, False])
@@ -40,10 +48,21 @@ def test_where_the_bare_base_answers_no_router_has_chosen(shop: Shop, settings_f
     rate: Any = {"success": 0.5, "low": 0.0, "high": 1.0}
     ids: Any = dict.fromkeys(("base_ids", "live_ids", "routed_ids"), base)
     shop.stage(row, TestResult(**ids, noop_ids=[], release=0, looks=2, live=rate, routed=rate))
-    settings = load_settings(profile="smoke", home=settings_folder / "home")
-    target: Any = object()
-    ended = Ended(Ending.NOTHING_TRAINED, "No capability could be trained.")
-    found = figures_of(StoredRound(shop.store, row), settings, target, PolicyIdentity("tiny", "1"), ended)
+    found = told(shop, row, settings_folder / "home")
     said = "No router chose on the test split: the bare base answers." if refused else "No router was built. No capab"
     assert said in render(found)
     assert (found.router and found.router.right) == (0.95 if refused else None)
+
+
+def test_a_report_that_broke_off_before_counts_in_no_time_of_the_round(shop: Shop, settings_folder: Path) -> None:
+    """As MLflow's absence may have it: the page's total is that of its row in the table of rounds."""
+    row = shop.round()
+    for name in ("rollout", ReportResult.stage):
+        stage = shop.store.stage(row.id, name)
+        assert stage.claim()
+        stage.fail("StoreError: MLflow does not answer")
+    with shop.store.transaction() as connection:
+        connection.execute(text("UPDATE stages SET seconds = 138.0"))
+    found = told(shop, row, settings_folder / "home")
+    assert found.seconds == {"total": 138.0, "rollout": 138.0}
+    assert found.work["orchestration"] == found.history[-1].seconds == 138.0
