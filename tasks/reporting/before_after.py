@@ -49,6 +49,7 @@ def release_figures(stored: StoredRound) -> ReleaseFigures | None:
     verdict = store.row(VerdictRow, round_id=this.id, subject=WHOLE)
     return ReleaseFigures(
         number=candidate.number,
+        state=candidate.state,
         verdict=verdict.verdict if verdict else "",
         reasons=list(verdict.reasons) if verdict else [],
         points=verdict.points if verdict else None,

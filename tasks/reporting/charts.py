@@ -60,10 +60,12 @@ def history_chart(rows: Sequence[HistoryRow], lineages: Sequence[int]) -> str:
         ]
         for lineage in sorted({point[3] for point in found}):
             mine = [point for point in found if point[3] == lineage]
-            parts += _history_line(kind, [(x, y_of(rate.success)) for x, rate, *_ in mine])
+            crowded = len(rows) > _SINGLE
+            dotted = kind == "base" or crowded  # else every round has a dot anyway
+            parts += _history_line(kind, [(x, y_of(rate.success)) for x, rate, *_ in mine], dotted)
             if kind == "routed":
                 spans = [(x, y_of(rate.low), y_of(rate.high)) for x, rate, *_ in mine]
-                parts += _history_spans(spans, len(rows) > _SINGLE)
+                parts += _history_spans(spans, crowded and len(spans) > 1)
         if kind == "routed" and len(rows) <= _SINGLE:
             parts += [
                 f'<circle class="{kind} dot{"" if _became_live(row) else " hollow"}" '
@@ -85,10 +87,11 @@ def _became_live(row: HistoryRow) -> bool:
     return row.candidate is not None and row.after == row.candidate
 
 
-def _history_line(kind: str, points: Sequence[tuple[float, float]]) -> list[str]:
+def _history_line(kind: str, points: Sequence[tuple[float, float]], dotted: bool) -> list[str]:
+    """The points joined; a lone one as a dot, where it is `dotted`."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dash = " dashed" if kind == "base" else ""
-    single = [f'<circle class="{kind} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points[:1] if kind == "base"]
+    single = [f'<circle class="{kind} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points[:1] if dotted]
     return [f'<polyline class="{kind} curve{dash}" points="{path}"/>'] if len(points) > 1 else single
 
 

@@ -203,11 +203,12 @@ class CapabilityFigures(_Figures):
 
 
 class ReleaseFigures(_Figures):
-    """The candidate release that the round made: its number, the gate's verdict on it as a whole ("" before the gate)
-    with reasons, points and p on validation against what was live, and what it has by name: `new` capabilities,
-    `renewed` ones (another version than before) and those `kept`; `left` are families that fell, answered as before."""
+    """The candidate release that the round made: number and state, the gate's verdict on it as a whole ("" before the
+    gate) with reasons, points and p on validation against what was live, and what it has by name: `new` capabilities,
+    `renewed` ones (another version) and those `kept`; `left` are families that fell, answered as before."""
 
     number: int
+    state: str = ""
     verdict: str = ""
     reasons: list[str] = []
     points: float | None = None
@@ -226,10 +227,10 @@ class HistoryRow(_Figures):
     the number of the one that was live when the round ended (0: the bare base; None: not known, as in rounds from
     before there were releases). `verdict` is the gate's, or how the round ended without one; `verdicts` are those on
     single capabilities. `test` and `base` are rates on the test split of what was live after it and of the bare base;
-    their `n` are finished episodes (where an earlier version did not count them: those that were to be played). Figures
-    compare on one `data_hash` and `base_model`. `seconds` is working time. `members` are the versions of its release as
-    the gateway names them, by capability, `barred` the capabilities whose adapter may not be promoted automatically,
-    `left` families that it leaves to what answered before."""
+    their `n` are finished episodes (in rounds of earlier versions planned ones). Figures compare on one `data_hash` and
+    `base_model`. `seconds` is working time. `members` are the versions of its release as the gateway names them, by
+    capability, `barred` those whose adapter may not be promoted automatically, `left` families that are answered as
+    before."""
 
     round: int | None = None
     round_id: str = ""

@@ -9,6 +9,8 @@ from tasks.reporting.figures import AT_WORK, GONE, Difference, Ending, Rate, Rou
 SIGNIFICANT = 0.05
 # Endings without an adapter that are no failure.
 GOOD_ENDINGS = (Ending.NOTHING_LACKING, Ending.MASTERED)
+# What became of a release that the gate made live, by its state: the test split is played after that, for hours maybe.
+SINCE = {"rolled-back": "has been rolled back since", "retired": "has been replaced since"}
 
 
 def headline(figures: RoundFigures) -> str:
@@ -92,15 +94,16 @@ def _promoted(figures: RoundFigures) -> str:
     )
     brought = f" {brought[:1].upper()}{brought[1:]}." if brought else ""
     before, after, base = figures.live, figures.routed, figures.base
+    lives = f"became live and {SINCE[made.state]}" if made.state in SINCE else "is live"
     if before is None or after is None:
-        return f"Release {made.number} is live, and was not played on the test split.{brought}"
+        return f"Release {made.number} {lives}, and was not played on the test split.{brought}"
     if figures.gain is None:
         return (
-            f"Release {made.number} is live. On the test split nothing was compared: it and "
+            f"Release {made.number} {lives}. On the test split nothing was compared: it and "
             f"{release_name(figures.before)} finished no task of it in common, because of errors.{brought}"
         )
     moved = _moved(f"success on {figures.target}", (before, release_name(figures.before)), after, figures.gain)
-    said = f"Release {made.number} is live: {moved}"
+    said = f"Release {made.number} {lives}: {moved}"
     if figures.gain.p > SIGNIFICANT and made.points is not None and made.p is not None:
         said += f" On validation, where the gate looked, it was {made.points:+.1f} points ({p_phrase(made.p)})."
     said += brought

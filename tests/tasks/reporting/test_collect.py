@@ -163,7 +163,8 @@ def test_a_round_whose_candidate_became_live(shop: Shop, settings: Settings) -> 
 
     made = found.release
     assert made is not None
-    assert (made.number, made.verdict, made.new, made.kept) == (2, "promoted", ["set_address"], ["issue_refund"])
+    assert (made.number, made.state, made.verdict) == (2, "live", "promoted")
+    assert (made.new, made.kept) == (["set_address"], ["issue_refund"])
     assert (made.points, made.p, made.mde) == (25.0, 0.02, 9.0)
     (capability,) = found.capabilities
     assert (capability.verdict, capability.alone, capability.renewed) == ("promoted", "better", False)

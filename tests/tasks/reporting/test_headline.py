@@ -21,6 +21,7 @@ from tasks.measuring.gate_plan import GateRules, Look
 from tasks.measuring.gate_rules import judge_release
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import deciding_reason, headline, tone
+from tasks.reporting.page import render
 
 GOES_ON = (
     "Release 2 goes on at 55.0 % on the test split (95 % interval 46.0 to 64.0 %); the bare base stands at 42.5 %."
@@ -41,6 +42,23 @@ def test_a_later_release_is_compared_with_what_was_live_and_the_base_in_passing(
         "+11.4, p = 0.018, 60 tasks). New: cancel_order; renewed: set_delivery_address. The bare base stands at 42.5 %."
     )
     assert tone(later_round()) == "good"
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("rolled-back", "Release 5 became live and has been rolled back since: success on shop rose from 55.0 %"),
+        ("retired", "Release 5 became live and has been replaced since: success on shop rose from 55.0 %"),
+        ("live", "Release 5 is live: success on shop rose from 55.0 %"),
+    ],
+)
+def test_a_release_that_somebody_left_while_the_test_split_was_played_is_not_called_live(state: str, said: str) -> None:
+    data = later_round().model_dump(mode="json")
+    data["release"]["state"] = state
+    data["capabilities"][0]["champion"] = None
+    figures = RoundFigures.model_validate(data)
+    assert headline(figures).startswith(said)
+    assert ("; live</dd>" in render(figures)) is (state == "live")
 
 
 def test_what_fell_and_is_answered_as_before_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -215,6 +216,17 @@ def test_rounds_on_two_bases_are_not_joined(shop: Shop) -> None:
     drawn = history_chart(rows, lineages(rows))
     assert drawn.count("<polyline") == 2  # of the two rounds on one base: the base's line, and that of what was live
     assert "the base model is another" in drawn
+
+
+@pytest.mark.parametrize("before", [3, 60])
+def test_the_first_round_on_other_data_is_seen_however_many_there_were_before(before: int) -> None:
+    """Of more rounds than have a dot each there is a band, and one alone makes none."""
+    rate: Any = {"test": RATE, "base": RATE}
+    rows = [HistoryRow(round=n, data_hash="b" if n == before else "a", **rate) for n in range(before + 1)]
+    drawn = history_chart(rows, lineages(rows))
+    last = f'cx="{50 + (498 - 50) / len(rows) * (before + 0.5):.1f}"'
+    assert len(re.findall(rf'<circle class="(?:base|routed)[a-z ]*" {last}', drawn)) == 2
+    assert drawn.count('class="routed whisker"') == (1 if before == 60 else 4)
 
 
 def ended(shop: Shop, *results: StageResult | tuple[StageResult, str], release: int = 0, success: float = 0.5) -> Any:
