@@ -225,12 +225,11 @@ class HistoryRow(_Figures):
 
     `candidate` is the number of the release that it made (None: none) and `state` that release's state today; `after`
     the number of the one that was live when the round ended (0: the bare base; None: not known, as in rounds from
-    before there were releases). `verdict` is the gate's, or how the round ended without one; `verdicts` are those on
-    single capabilities. `test` and `base` are rates on the test split of what was live after it and of the bare base;
-    their `n` are finished episodes (in rounds of earlier versions planned ones). Figures compare on one `data_hash` and
+    before there were releases). `verdict` is the gate's, or how the round ended without one; `verdicts` those on
+    capabilities. `test` and `base` are rates on the test split of what was live after it and of the bare base; their
+    `n` are finished episodes (in rounds of earlier versions planned ones). Figures compare on one `data_hash` and
     `base_model`. `seconds` is working time. `members` are the versions of its release as the gateway names them, by
-    capability, `barred` those whose adapter may not be promoted automatically, `left` families that are answered as
-    before."""
+    capability, `barred` those whose adapter may not be promoted automatically, `left` families answered as before."""
 
     round: int | None = None
     round_id: str = ""
