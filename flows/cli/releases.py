@@ -91,7 +91,7 @@ def rollback(
     target: TargetName = None,
     home: Home = None,
 ) -> None:
-    """Make an earlier release live again: the one before, or --to N. What is left is barred until you promote it."""
+    """Make the live release's parent live again, or --to N. What is left is barred until you promote it."""
     from tasks.releases.lifecycle import rollback as go_back
     from tasks.releases.lookup import live_release, version_name
 

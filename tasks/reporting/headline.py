@@ -57,6 +57,13 @@ def why_nothing(figures: RoundFigures) -> str:
     return f"No adapter was promoted: {reasons}."
 
 
+def unsaid(figures: RoundFigures) -> str:
+    """That the round is not over, or why it stopped, where the headline does not say so; else ""."""
+    if not figures.stopped or figures.stopped.lower() in headline(figures).lower():
+        return ""
+    return f"The round stopped early: {figures.stopped}" if figures.collected else why_nothing(figures)
+
+
 def deciding_reason(verdict: str, reasons: list[str]) -> str:
     """The one of the gate's reasons that its verdict rests on: the fall that blocks, of a regression one that is
     certain, else what the gate said last."""

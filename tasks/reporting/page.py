@@ -11,7 +11,7 @@ from markupsafe import Markup
 from tasks.measuring.gate_plan import p_phrase, p_text
 from tasks.reporting import charts
 from tasks.reporting.figures import RoundFigures, duration, percent, release_name, two
-from tasks.reporting.headline import headline, tone, why_nothing
+from tasks.reporting.headline import headline, tone, unsaid, why_nothing
 from tasks.reporting.history import lineages
 
 TEMPLATES = Path(__file__).parent
@@ -44,6 +44,7 @@ def render(figures: RoundFigures, episodes: str = "") -> str:
             episodes=episodes,
             headline=headline(figures),
             nothing=why_nothing(figures),
+            unsaid=unsaid(figures),
             tone=tone(figures),
             history=list(zip(figures.history, lineages(figures.history), strict=True)),
             dollars=any(row.dollars for row in figures.history),

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from models.telemetry.terminal import written_out
 from tasks.reporting.figures import HistoryRow, Rate, RoundFigures, duration, percent, release_name, two
-from tasks.reporting.headline import headline
+from tasks.reporting.headline import headline, unsaid
 from tasks.reporting.history import lineages
 
 # Rounds of the history that are printed with a round.
@@ -52,7 +52,7 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
                 _plain(c.verdict),
             )
         console.print(table)
-    for warning in figures.warnings:
+    for warning in filter(None, (unsaid(figures), *figures.warnings)):
         console.print(f"[yellow]Warning:[/yellow] {_plain(warning)}")
     if figures.errors:
         console.print(f"{figures.errors} episodes were lost to infrastructure errors and are in no denominator.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pandas as pd
 import pytest
 from report_samples import (
@@ -16,12 +18,14 @@ from report_samples import (
     untrained_round,
     within_noise,
 )
+from rich.console import Console
 
 from tasks.measuring.gate_plan import GateRules, Look
 from tasks.measuring.gate_rules import judge_release
-from tasks.reporting.figures import RoundFigures
-from tasks.reporting.headline import deciding_reason, headline, tone
+from tasks.reporting.figures import AT_WORK, RoundFigures
+from tasks.reporting.headline import deciding_reason, headline, tone, unsaid
 from tasks.reporting.page import render
+from tasks.reporting.summary import print_summary
 
 GOES_ON = (
     "Release 2 goes on at 55.0 % on the test split (95 % interval 46.0 to 64.0 %); the bare base stands at 42.5 %."
@@ -135,6 +139,25 @@ def test_other_data_of_the_target_is_said_first() -> None:
 def test_a_round_that_was_promoted_but_not_yet_tested() -> None:
     figures = later_round().model_copy(update={"gain": None, "live": None, "routed": None})
     assert headline(figures).startswith("Release 5 is live, and was not played on the test split. New: cancel_order")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        ("EpisodesLost: all episodes were lost", "The round stopped early: EpisodesLost: all episodes were lost"),
+        (AT_WORK, "The round is not over: its figures come with its report."),
+    ],
+)
+def test_a_round_that_has_come_behind_its_gate_and_not_to_its_report_says_so(stopped: str, said: str) -> None:
+    """The headline is about what the gate said."""
+    changes = {"gain": None, "live": None, "routed": None, "collected": False, "ending": "", "stopped": stopped}
+    figures = later_round().model_copy(update=changes)
+    assert said not in headline(figures)
+    assert unsaid(figures) == said
+    print_summary(figures, Console(file=(text := io.StringIO()), width=200))
+    assert f"Warning: {said}" in text.getvalue()
+    assert f"<li>{said}</li>" in render(figures)
+    assert unsaid(later_round()) == unsaid(untrained_round()) == unsaid(mastered_round()) == ""
 
 
 def test_figures_from_before_there_were_releases_say_what_they_said() -> None:
