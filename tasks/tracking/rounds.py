@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from db import RoundState
 from models.adapters.registry import Registry
 from models.adapters.runs import RunLog
 from tasks.reporting.figures import RoundFigures
@@ -14,6 +15,8 @@ from tasks.round.registry import round_key, run_name
 
 # A run's description, as MLflow shows it.
 NOTE = "mlflow.note.content"
+# What the history says of a round that ended for good before it was tested.
+ENDED = (RoundState.FAILED, RoundState.CANCELLED)
 WHERE = "Artifacts: `report.html`, and `episodes/index.html`: its episodes, and the way from failure to release."
 
 
@@ -66,7 +69,8 @@ def history_metrics(figures: RoundFigures) -> dict[int, dict[str, float]]:
                 metrics |= {f"test/{name}": rate.success, f"test/{name}_low": rate.low, f"test/{name}_high": rate.high}
         if row.after is not None:
             metrics["release"] = float(row.after)
-        if row.seconds is not None:
+        # What is logged for a step stays, and a round that goes on takes longer.
+        if row.seconds is not None and (row.test is not None or row.verdict in ENDED):
             metrics["seconds/total"] = row.seconds
         found[row.round] = metrics
     return found

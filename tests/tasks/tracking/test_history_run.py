@@ -39,6 +39,23 @@ def test_the_history_run_has_a_step_a_round_and_is_the_same_when_done_again(tmp_
     assert runs["shop: all nights"].data.tags["kind"] == "history"
 
 
+def test_a_round_that_goes_on_after_a_later_one_has_the_seconds_of_its_own_report(tmp_path: Path) -> None:
+    """What is logged for a step stays: not the seconds that it had when another seed's round told of all nights."""
+    registry = Registry(f"sqlite:///{tmp_path}/mlflow.db", "shop", tmp_path / "artifacts")
+    fifth = later_round()
+    stopped = {"after": None, "test": None, "base": None, "seconds": 100.0, "verdict": "interrupted"}
+    history = [row.model_copy(update=stopped if row.round == 4 else {}) for row in fifth.history]
+    failed = {**stopped, "seconds": 7.0, "verdict": "failed"}
+    history = [row.model_copy(update=failed if row.round == 2 else {}) for row in history]
+    log_round(registry, fifth.model_copy(update={"history": history}), "<p>five</p>")
+    fourth = refused_round().model_copy(update={"round": "r4", "number": 4, "history": fifth.history[:4]})
+    log_round(registry, fourth, "<p>four</p>")
+    runs = registry.client.search_runs([registry.experiment_id], "tags.kind = 'history'")
+    told = registry.client.get_metric_history(runs[0].info.run_id, "seconds/total")
+    seconds = {m.step: m.value for m in told}
+    assert (seconds[2], seconds[4]) == (7.0, fourth.seconds["total"])
+
+
 def test_metrics_of_a_round_without_releases() -> None:
     metrics = round_metrics(full_round())
     assert metrics["test/points"] == 18.75
