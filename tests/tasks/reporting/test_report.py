@@ -357,3 +357,12 @@ def test_what_no_rule_selected_has_no_figures_of_the_rule() -> None:
     print_summary(with_generalist(), console)
     (line,) = (line for line in console.file.getvalue().splitlines() if "generalist" in line and "│" in line)
     assert line.count("–") == 3
+
+
+def test_what_is_told_of_a_routers_examples_is_of_the_first_where_it_was_fitted_again():
+    router = RouterFigures(right=0.95, calibration=20, mode="linear")
+    figures = later_round().model_copy(update={"router": router})
+    assert "The router that the round fitted sent 95.0 % of 20 examples right" in render(figures)
+    left = figures.model_copy(update={"release": figures.release.model_copy(update={"left": ["refund", "coupon"]})})
+    said = "fitted first, before one that leaves refund, coupon to what answered before, sent 95.0 % of 20 examples"
+    assert said in render(left)
