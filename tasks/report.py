@@ -7,7 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks.episodes.lineage import as_table, lineages_of
 from tasks.episodes.pages import INDEX, write_report
-from tasks.episodes.secrets import hiding
+from tasks.episodes.secrets import hiding, without_secrets
 from tasks.episodes.traces import log_traces
 from tasks.reporting.collect import figures_of
 from tasks.reporting.figures import RoundFigures
@@ -29,7 +29,8 @@ def report(context: Context) -> ReportResult:
     in the round's run, and figures in the one of the target's history, too."""
     target, settings = context.target, context.settings
     ended = how_it_ended(context.stored, target, settings.asks_a_model, settings.selection.rho)
-    figures = figures_of(context.stored, settings, target, context.base.identity, ended)
+    hide = hiding(settings)
+    figures = without_secrets(figures_of(context.stored, settings, target, context.base.identity, ended), hide)
     html = write_report(settings, context.store, figures)
     # Other commands read the file: it is whole, or as it was.
     part = context.folder / ".figures.json"
@@ -40,7 +41,7 @@ def report(context: Context) -> ReportResult:
     run = log_round(context.registry, figures, html, context.folder / EPISODES)
     log_parts(context.registry, context.stored, run)
     describe_versions(context.registry, context.stored, figures)
-    log_traces(context.registry, context.stored, figures, hiding(settings), settings.traces)
+    log_traces(context.registry, context.stored, figures, hide, settings.traces)
     create_markdown_artifact(
         key="round",
         description=f"How the round on {context.round.target} ended",

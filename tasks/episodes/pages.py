@@ -24,7 +24,7 @@ from errors import StoreError
 from settings import Settings
 from tasks.episodes.groups import Group, Groups, compared_groups, diagnosis_groups, training_groups
 from tasks.episodes.lineage import Lineage, lineages_of
-from tasks.episodes.secrets import hiding
+from tasks.episodes.secrets import hiding, without_secrets
 from tasks.episodes.shown import Hide
 from tasks.reporting.figures import GONE, RoundFigures
 from tasks.reporting.lookup import EPISODES, REPORT
@@ -76,10 +76,12 @@ def write_report(settings: Settings, store: Store, figures: RoundFigures) -> str
     a round whose figures are gone stay, where there are any. Raises `StoreError` where the folder cannot be written."""
     folder = settings.folder / figures.round
     stored, index = StoredRound(store, store.round(figures.round)), folder / EPISODES / INDEX
+    hide = hiding(settings)
+    figures = without_secrets(figures, hide)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (figures.stopped == GONE and index.is_file()):
-            write_pages(stored, figures, folder, hiding(settings))
+            write_pages(stored, figures, folder, hide)
         html = render(figures, index.relative_to(folder).as_posix())
         (folder / REPORT).write_text(html, encoding="utf-8")
     except StoreError:  # what the store holds, and no folder

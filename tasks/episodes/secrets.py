@@ -7,10 +7,12 @@ Episodes hold what a target and its tools say. That is not expected to be a key 
 from __future__ import annotations
 
 import os
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 from settings import Settings
 from tasks.episodes.shown import Hide
+from tasks.reporting.figures import RoundFigures
 
 HIDDEN = "(hidden)"
 # Shorter values stand in ordinary words: to hide them would tear texts apart and hide nothing.
@@ -42,3 +44,17 @@ def hiding(settings: Settings) -> Hide:
         return text
 
     return hide
+
+
+def without_secrets(figures: RoundFigures, hide: Hide) -> RoundFigures:
+    """A round's figures with every text as `hide` gives it: definitions and reasons quote what checks and servers
+    said."""
+
+    def hidden(told: Any) -> Any:
+        if isinstance(told, dict):
+            return {name: hidden(value) for name, value in told.items()}
+        if isinstance(told, list):
+            return [hidden(value) for value in told]
+        return hide(told) if isinstance(told, str) else told
+
+    return RoundFigures.model_validate(hidden(figures.as_json()))

@@ -18,12 +18,15 @@ from models.objects import HomeFiles
 from models.router.router import Router
 from settings import load_settings
 from tasks.episodes.pages import INDEX
+from tasks.reporting.figures import RoundFigures
 from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.round.context import Context
 from tasks.round.results import SynthesizeResult
 from tasks.round.stage import forget, open_context
 from tasks.routing.fitting import Fitted
 from tasks.synthesis import llm_synthesizer
+
+FIGURES = RoundFigures(round="r", target="shop", data_hash="d", seed=0)
 
 
 class Reached(BaseException):
@@ -95,12 +98,12 @@ def test_pages_before_the_report_is_done(context: Context, other: HomeFiles, mon
         found.extend((other.home / context.round.id / name).read_text() for name in names)
 
     monkeypatch.setattr(report_file, "how_it_ended", Mock())
-    monkeypatch.setattr(report_file, "figures_of", lambda *_: Mock(model_dump_json=lambda indent: "{}"))
+    monkeypatch.setattr(report_file, "figures_of", lambda *_: FIGURES)
     monkeypatch.setattr(report_file, "write_report", written)
     monkeypatch.setattr(report_file, "log_round", then(look))
     with pytest.raises(Reached):
         report_file.report.do(context)
-    assert found == [*(f"this is {name}" for name in names[:2]), "{}"]
+    assert found == [*(f"this is {name}" for name in names[:2]), FIGURES.model_dump_json(indent=1)]
 
 
 def test_a_death_while_figures_are_written_leaves_those_from_before(
@@ -116,7 +119,7 @@ def test_a_death_while_figures_are_written_leaves_those_from_before(
         raise Reached
 
     monkeypatch.setattr(report_file, "how_it_ended", Mock())
-    monkeypatch.setattr(report_file, "figures_of", lambda *_: Mock(model_dump_json=lambda indent: "{}"))
+    monkeypatch.setattr(report_file, "figures_of", lambda *_: FIGURES)
     monkeypatch.setattr(report_file, "write_report", Mock())
     monkeypatch.setattr(Path, "write_text", cut_off)
     with pytest.raises(Reached):

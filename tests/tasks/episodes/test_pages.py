@@ -18,9 +18,10 @@ from db import GENERALIST, CapabilityRow, SelectionRow, Store, open_store, row_i
 from errors import StoreError
 from settings import Settings, load_settings
 from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
-from tasks.episodes.secrets import HIDDEN, hiding, secrets_of
+from tasks.episodes.secrets import HIDDEN, secrets_of
 from tasks.report import prefect_summary
 from tasks.reporting.figures import CapabilityFigures
+from tasks.reporting.lookup import EPISODES
 from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
 
 BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
@@ -217,9 +218,13 @@ def test_keys_and_passwords_of_the_settings_are_on_no_page(
         {"role": "assistant", "tool_calls": [{"name": "say", "arguments": {"key": s}} for s in secrets]},
     ]
     made.episode("p", "leak-1", 700_021, 0, 1.0, purpose="training", adapter_id="adapter-1", messages=leak)
-    index = write_pages(made.stored, made.figures(), settings_folder, hiding(settings))
-    text = "".join(page.read_text(encoding="utf-8") for page in index.parent.iterdir())
-    assert HIDDEN in text
+    capability, _ = made.figures().capabilities
+    told = capability.model_copy(update={"definition": f"It fails like this: {secrets}", "reasons": secrets})
+    figures = made.figures().model_copy(update={"capabilities": [told], "stopped": f"ProviderError: {secrets}"})
+    text = write_report(settings, store, figures)
+    assert text.count(HIDDEN) > 2 * len(secrets)
+    pages = (settings.folder / made.round.id / EPISODES).iterdir()
+    text += "".join(page.read_text(encoding="utf-8") for page in pages)
     assert [s for s in secrets if s in text] == []
 
 
