@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def test_a_person_sees_who_answers_and_tries_a_message(browser: Any, tmp_path: P
             assert page.locator("#about").inner_text() == "shop · 1 of 1 servers up".replace("servers", "model")
             assert page.locator("#release").inner_text().startswith("Release 1, served since ")
             assert page.locator("#release").inner_text().endswith(": refund@v1-aaaaaaaa.")
+            # An adapter may be live for weeks: its time has a date.
+            assert re.search("since .*1970", page.locator("#adapters").inner_text())
             assert page.locator("#refused").is_hidden()
             page.get_by_label("What a user would write").fill("<b>refund</b> 7 of order 264")
             page.get_by_role("button", name="Send").click()
