@@ -10,6 +10,7 @@ from db import Round, RoundState, StageRow, StageState, Store
 from errors import StoreError
 from models.objects import HomeFiles, files_of
 from settings import Settings
+from tasks.releases.lookup import release_of_round
 from tasks.reporting.figures import AT_WORK, GONE, Provenance, RoundFigures, SelectionRule
 from tasks.round.results import ContrastResult, ReportResult
 from tasks.round.stored import StoredRound, in_order
@@ -22,14 +23,16 @@ REPORT, FIGURES, EPISODES = "report.html", "figures.json", "episodes"
 
 
 def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
-    """The figures that the round's report was made of; for an unfinished round, and where they cannot be read, what
-    the database says at once."""
+    """The figures that the round's report was made of, with what its release is by now; for an unfinished round, and
+    where they cannot be read, what the database says at once."""
     path = files.fetch(f"{row.id}/{FIGURES}")
     if path.is_file():
         try:
-            return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
+            found = RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             logger.warning("%s cannot be read: what the database knows of the round is shown", path)
+        else:
+            return _by_now(store, found)
     stages = in_order(store.rows(StageRow, round_id=row.id))
     (row,) = as_told(store, [row])
     return RoundFigures(
@@ -46,6 +49,14 @@ def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
         ),
         **_so_far(StoredRound(store, row)),
     )
+
+
+def _by_now(store: Store, figures: RoundFigures) -> RoundFigures:
+    """The figures with what has become of the round's release since: a later one may have taken its place."""
+    made, now = figures.release, release_of_round(store, figures.round)
+    if made is None or now is None or now.number != made.number:
+        return figures
+    return figures.model_copy(update={"release": made.model_copy(update={"state": str(now.state)})})
 
 
 def _why_not(row: Round, stages: Sequence[StageRow]) -> str:

@@ -10,12 +10,15 @@ import pytest
 from sqlalchemy import text
 from stored_rounds import Shop
 
-from db import ReleaseState, Round, RouteRow, open_store
+from db import ReleaseRow, ReleaseState, Round, RouteRow, open_store
 from environments.contract import Target
+from models.objects import HomeFiles
 from models.policy import PolicyIdentity
 from settings import load_settings
 from tasks.reporting.collect import figures_of
 from tasks.reporting.figures import Ending, RoundFigures
+from tasks.reporting.headline import headline
+from tasks.reporting.lookup import FIGURES, stored_figures
 from tasks.reporting.nothing_trained import Ended
 from tasks.reporting.page import render
 from tasks.round.results import GateResult, ReportResult, RouteResult, TestResult
@@ -66,3 +69,23 @@ def test_a_report_that_broke_off_before_counts_in_no_time_of_the_round(shop: Sho
     found = told(shop, row, settings_folder / "home")
     assert found.seconds == {"total": 138.0, "rollout": 138.0}
     assert found.work["orchestration"] == found.history[-1].seconds == 138.0
+
+
+def test_what_is_told_of_an_old_night_says_what_has_become_of_its_release(shop: Shop, settings_folder: Path) -> None:
+    row = shop.round()
+    one = shop.release(1, {"set_address": "1"}, None, row)
+    shop.verdict(row, "release", "promoted")
+    shop.stage(row, GateResult(promoted=["set_address"], release=1))
+    (settings_folder / row.id).mkdir()
+    figures = told(shop, row, settings_folder)
+    (settings_folder / row.id / FIGURES).write_text(figures.model_dump_json())
+    files = HomeFiles(settings_folder)
+    assert stored_figures(shop.store, row, files) == figures
+    assert headline(figures).startswith("Release 1 is live, and was not played")
+    shop.store.set_state(ReleaseRow, one.id, ReleaseState.RETIRED)
+    now = stored_figures(shop.store, row, files)
+    assert headline(now).startswith("Release 1 became live and has been replaced since")
+    release = now.release
+    assert release is not None
+    kept = now.model_copy(update={"release": release.model_copy(update={"state": "live"})})
+    assert kept == figures
