@@ -365,7 +365,7 @@ def seat(request: Request, prefix: tuple[int, ...], turn: int, slots: list[Row |
     return place
 
 
-def common_prefix(ids_RT: Sequence[Sequence[int]]) -> int:
+def common_prefix(ids_RT: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> int:
     """How many leading ids all rows share."""
     first, last = min(ids_RT), max(ids_RT)  # what the two furthest apart share, all do
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
