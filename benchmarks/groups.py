@@ -19,12 +19,22 @@ from environments.targets.catalogue import load_target
 from models.adapters.files import adapter_digest
 from models.episodes import Episode, Player
 from models.local import kv_cache
-from models.local.base import load_base
+from models.local.base import BaseModel, load_base
 from models.policy import Sampling
 
 ROWS = 48
 # More tokens than any two rows have in common: then each row computes its own.
 NEVER = 10**9
+
+
+def grouped(target: Any, base: BaseModel, groups: int, size: int, adapter: Path | None) -> list[Episode]:
+    """Groups of episodes of diagnosis tasks that lie far apart, with the adapter of a folder, which is loaded."""
+    name = None if adapter is None else "one"
+    if adapter is not None:
+        base.policy.load_adapter("one", adapter_digest(adapter), adapter)
+    tasks = list(target.tasks("diagnosis"))
+    tasks = tasks[:: max(1, len(tasks) // groups)][:groups]
+    return [Episode(f"{g}/{k}", task, 7, k, name) for g, task in enumerate(tasks) for k in range(size)]
 
 
 def main() -> None:
@@ -40,13 +50,8 @@ def main() -> None:
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     given = parser.parse_args()
     target: Any = load_target(given.target)
-    base, clock, name = load_base(rows=ROWS, dtype=given.dtype), CLOCKS[given.clock], None
-    if given.adapter is not None:
-        name = "one"
-        base.policy.load_adapter(name, adapter_digest(given.adapter), given.adapter)
-    tasks = list(target.tasks("diagnosis"))
-    tasks = tasks[:: max(1, len(tasks) // given.groups)][: given.groups]
-    todo = [Episode(f"{g}/{k}", task, 7, k, name) for g, task in enumerate(tasks) for k in range(given.group_size)]
+    base, clock = load_base(rows=ROWS, dtype=given.dtype), CLOCKS[given.clock]
+    todo = grouped(target, base, given.groups, given.group_size, given.adapter)
     ways: dict[str, list[float]] = {"each row": [], "once": []}
     computed, sampled = dict[str, tuple[int, int]](), dict[str, dict[str, tuple[int, ...]]]()
     least = kv_cache.LEAST_ALIKE

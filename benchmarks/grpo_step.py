@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from benchmarks.floor import CLOCKS, measure
+from benchmarks.groups import ROWS, grouped
 from environments.targets.catalogue import load_target
-from models.adapters.files import adapter_digest
-from models.episodes import Episode, Player
+from models.episodes import Player
 from models.local.base import embedded_folder, load_base
 from models.policy import Sampling
 from models.training.learner import make_learner
@@ -44,13 +44,10 @@ SIDES = ("trl", "whole", "ours")
 def play(target: Any, groups: int, size: int, dtype: str, adapter: Path | None) -> dict[str, Any]:
     """Rows of `groups` groups of episodes as TRL takes them. The rewards are spread within each group, so that every
     row has an advantage: what is left out otherwise is not measured here."""
-    base, tasks = load_base(rows=48, dtype=dtype), list(target.tasks("diagnosis"))
-    tasks = tasks[:: max(1, len(tasks) // groups)][:groups]
-    if adapter is not None:
-        base.policy.load_adapter("start", adapter_digest(adapter), adapter)
-    sampling, name = Sampling(0.7, 24 if target.name == "shop" else 96), None if adapter is None else "start"
-    todo = [Episode(f"{g}/{k}", task, 7, k, name) for g, task in enumerate(tasks) for k in range(size)]
-    player = Player(target.environment, base.policy, base.renderer, sampling, 48)
+    base = load_base(rows=ROWS, dtype=dtype)
+    todo = grouped(target, base, groups, size, adapter)
+    sampling = Sampling(0.7, 24 if target.name == "shop" else 96)
+    player = Player(target.environment, base.policy, base.renderer, sampling, ROWS)
     done = {t.episode.key: t for t in player.play(todo)}
     out: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": []}
     for row, episode in enumerate(todo):

@@ -342,25 +342,24 @@ class Row:
 def slot_of(session: str, slots: list[Row | None], most: int) -> int:
     """The slot of a session, or one for it: a free one (there are `most` at most, and one of them is not sampling), or
     that of the session that has waited longest, which is taken."""
-    place = next((i for i, row in enumerate(slots) if row is not None and row.session == session), None)
-    if place is None:
-        place = next((i for i, row in enumerate(slots) if row is None), None)
-    if place is None and len(slots) < most:
+    sessions = [None if row is None else row.session for row in slots]
+    for wanted in (session, None):
+        if wanted in sessions:
+            return sessions.index(wanted)
+    if len(slots) < most:
         slots.append(None)
-        place = len(slots) - 1
-    if place is None:
-        # Every slot is held by a session, some between turns: the oldest of those is computed again.
-        waiting = [i for i, row in enumerate(slots) if row is not None and not row.sampling]
-        place = min(waiting, key=lambda i: slots[i].turn)  # type: ignore[union-attr]
-        slots[place] = None
+        return len(slots) - 1
+    # Every slot is held by a session, some between turns: the oldest of those is computed again.
+    waiting = [i for i, row in enumerate(slots) if row is not None and not row.sampling]
+    place = min(waiting, key=lambda i: slots[i].turn)  # type: ignore[union-attr]
+    slots[place] = None
     return place
 
 
 def seat(request: Request, prefix: tuple[int, ...], turn: int, slots: list[Row | None], most: int) -> int:
     """Give a turn a slot, with what is already computed of its session; the slot."""
     place = slot_of(request.session, slots, most)
-    row = slots[place] or Row(request.session, request.adapter, prefix)
-    slots[place] = row
+    slots[place] = row = slots[place] or Row(request.session, request.adapter, prefix)
     row.begin(request, prefix, turn)
     return place
 
@@ -374,10 +373,12 @@ def common_prefix(ids_RT: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> in
 def waits(request: Request, prefix: tuple[int, ...], slots: Sequence[Row | None]) -> bool:
     """Whether a turn had better begin a pass later: when a row of the next one has more than half of what is new in
     it. So the rollouts of a group, which are asked for together, compute their prompt once."""
-    suffix = list(request.prompt[len(prefix) : -1])
     like = [r for r in slots if r is not None and (r.adapter, r.prefix) == (request.adapter, prefix)]
-    stored = max((common_prefix([row.ids, suffix]) for row in like), default=0)
-    coming = max((common_prefix([row.ids + row.todo, suffix]) for row in like if row.sampling), default=0)
+    if not (begin := [row for row in like if row.sampling and len(row.todo) >= LEAST_ALIKE]):
+        return False
+    suffix = list(request.prompt[len(prefix) : -1])
+    stored = max(common_prefix([row.ids, suffix]) for row in like)
+    coming = max(common_prefix([row.ids + row.todo, suffix]) for row in begin)
     return coming - stored >= max(LEAST_ALIKE, (len(suffix) - stored) / 2)
 
 

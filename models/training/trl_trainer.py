@@ -28,7 +28,7 @@ NO_ADVANTAGE = 1e-4
 KL_ROWS = 4
 # At most so many of a prefix's last tokens are passed through with each row, rather than the whole prefix anew.
 LEFT_OVER = 64
-# Figures of a step that several processes put together: means over the micro-batches of all.
+# Figures of a step that several processes put together: means of what each of them has.
 FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "nll", "logprob_gap", "sampler_ratio")
 # Figures that are means over tokens of a step, and over which.
 MEANS = {"nll": "sampled", "logprob_gap": "compared", "sampler_ratio": "compared"}
@@ -99,7 +99,6 @@ class EpisodeGRPO(GRPOTrainer):
         self.source, self.recompute, self.most_rows, self.most_tokens = source, recompute, most_rows, most_tokens
         self.most_episodes = most_episodes
         self._problem = ""
-        self._kl_step = -1
         self._asked: _Asked  # set before each pass
         self._sums: defaultdict[str, float]  # over the passes of a step
         self._prefix: StepPrefix | None = None
@@ -146,16 +145,15 @@ class EpisodeGRPO(GRPOTrainer):
         return output
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Forward and backward pass of one micro-batch, and after a step's last one that of what they share."""
+        """Forward and backward passes of a step's micro-batches, and the backward pass of what they share."""
         loss: torch.Tensor = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
-            if self._prefix is not None:
-                self._prefix.backward()
-                self._prefix = None
-            if self.accelerator.num_processes > 1:
-                self._exchange()
-            if self._problem:
-                raise Untrainable(self._problem)
+        if self._prefix is not None:
+            self._prefix.backward()
+            self._prefix = None
+        if self.accelerator.num_processes > 1:
+            self._exchange()
+        if self._problem:
+            raise Untrainable(self._problem)
         return loss
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -192,7 +190,7 @@ class EpisodeGRPO(GRPOTrainer):
         last is sent back here; TRL sends the last one's."""
         kept_R = (~(inputs["advantages"].abs() <= NO_ADVANTAGE)).nonzero()[:, 0]  # NaN stays, to be refused below
         passes = self._passes(kept_R, inputs)
-        if not passes:  # all groups of the micro-batch have equal rewards: a zero that backward can pass
+        if not passes:  # all groups have equal rewards: a zero that backward can pass
             return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
         done, self._sums = torch.zeros((), device=kept_R.device), defaultdict[str, float](float)
         logprobs_RT = torch.zeros(inputs["completion_mask"].shape, device=kept_R.device)
@@ -206,12 +204,10 @@ class EpisodeGRPO(GRPOTrainer):
         for name, counted in MEANS.items():
             if tokens := self._sums[counted]:
                 self._metrics["train"][name].append(self._sums[name] / tokens)
-        if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
-            # What somebody else has said, or the policy behind advice, is no sample of it.
-            own_R = kept_R[~inputs["hinted"][kept_R]]
-            if compared := self._passes(own_R[:KL_ROWS], inputs):
-                self._kl_step = self.state.global_step
-                self._measure_kl(model, inputs, compared, logprobs_RT)
+        # What somebody else has said, or the policy behind advice, is no sample of it.
+        own_R = kept_R[~inputs["hinted"][kept_R]]
+        if compared := self._passes(own_R[:KL_ROWS], inputs):
+            self._measure_kl(model, inputs, compared, logprobs_RT)
         return loss + done
 
     def _passes(self, rows_R: torch.Tensor, inputs: Any) -> list[torch.Tensor | None]:
@@ -242,14 +238,15 @@ class EpisodeGRPO(GRPOTrainer):
         return self._prefix
 
     def _micro_batches(self, kept_R: torch.Tensor, inputs: Any) -> list[torch.Tensor]:
-        """The rows that are kept, by tokens, or by rows: those that begin alike beside one another, for what they begin
+        """The rows that are kept, by rows or by tokens: those that begin alike beside one another, for what they begin
         with is passed through once a micro-batch."""
+        ids = {row: _ids_of(inputs, row) for row in kept_R.tolist()}
+        rows = sorted(ids, key=ids.__getitem__)
+        alike_R = torch.tensor(rows, device=kept_R.device)
         if self.most_tokens is None:
-            alike = sorted(kept_R.tolist(), key=lambda row: _ids_of(inputs, row))
-            return list(torch.tensor(alike, device=kept_R.device).split(self.most_rows))
-        seen_R = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1) - self.source.shared
-        batches = by_tokens(seen_R[kept_R].tolist(), self.most_tokens)
-        return [kept_R[torch.tensor(batch, device=kept_R.device)] for batch in batches]
+            return list(alike_R.split(self.most_rows))
+        batches = by_tokens([len(ids[row]) - self.source.shared for row in rows], self.most_tokens)
+        return [alike_R[torch.tensor(batch, device=kept_R.device)] for batch in batches]
 
     def _loss_of(self, model: Any, inputs: Any) -> torch.Tensor:
         """TRL's loss of one micro-batch, and our figures of it."""
