@@ -350,8 +350,7 @@ def slot_of(session: str, slots: list[Row | None], most: int) -> int:
         slots.append(None)
         return len(slots) - 1
     # Every slot is held by a session, some between turns: the oldest of those is computed again.
-    waiting = [i for i, row in enumerate(slots) if row is not None and not row.sampling]
-    place = min(waiting, key=lambda i: slots[i].turn)  # type: ignore[union-attr]
+    _, place = min((row.turn, i) for i, row in enumerate(slots) if row is not None and not row.sampling)
     slots[place] = None
     return place
 
