@@ -13,6 +13,7 @@ of the call around it.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -20,11 +21,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +36,8 @@ logger = logging.getLogger("trace.models")
 AGAIN_SECONDS = 0.5
 # How often it is raised in a helper thread before that thread is left behind.
 TRIES = 2
+# The most seconds that the end of a process waits for threads that were told to end.
+LAST_SECONDS = 1.0
 
 
 class DeadlinePassed(BaseException):
@@ -120,6 +124,22 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
+_ending: WeakSet[threading.Thread] = WeakSet()
+
+
+def told_to_end(threads: Iterable[threading.Thread]) -> None:
+    """Say of daemon threads that they end by themselves as soon as they are done. The end of the process waits a moment
+    for them: one that the interpreter's end meets while it ends, with torch loaded, aborts the process (134)."""
+    _ending.update(threads)
+
+
+@atexit.register
+def _let_them_end() -> None:
+    until = time.monotonic() + LAST_SECONDS
+    while (left := until - time.monotonic()) > 0 and (alive := [t for t in _ending if t.is_alive()]):
+        alive[0].join(left)
+
+
 _Calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 
@@ -135,6 +155,8 @@ class _Helper:
 
     def __del__(self) -> None:
         self._calls.put(None)
+        if not self.left:
+            told_to_end([self._thread])
 
     def call(self, limit: _Limit, call: Callable[[], T]) -> T:
         done: Future[T] = Future()

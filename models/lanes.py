@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from models.deadline import told_to_end
+
 # Threads at most, whatever the number of open episodes: each costs some 30 KiB, and most wait.
 MOST = 256
 
@@ -48,6 +50,7 @@ class Lanes:
         self.underway = 0
         self._most, self._woken = max(1, min(most, MOST)), woken
         self._lanes: list[_Lane] = []
+        self._threads: list[threading.Thread] = []
         self._lane_of: dict[str, int] = {}
         self._loads: Counter[int] = Counter()
         self._done: SimpleQueue[Done] = SimpleQueue()
@@ -83,16 +86,19 @@ class Lanes:
         return sorted(found, key=lambda done: done.number)
 
     def close(self) -> None:
-        """Let the threads end with the call that each is in; nothing waits for them."""
+        """Let the threads end with the call that each is in; nothing waits for them but, a moment, a process's end."""
         for lane in self._lanes:
             lane.put(None)
+        told_to_end(self._threads)
 
     def _least_loaded(self) -> int:
         if len(self._lanes) < self._most and all(self._loads[i] for i in range(len(self._lanes))):
             lane: _Lane = SimpleQueue()
             name = f"environments {len(self._lanes)}"
-            threading.Thread(target=_work, args=(lane, self._done, self._woken), name=name, daemon=True).start()
+            thread = threading.Thread(target=_work, args=(lane, self._done, self._woken), name=name, daemon=True)
+            thread.start()
             self._lanes.append(lane)
+            self._threads.append(thread)
             return len(self._lanes) - 1
         return min(range(len(self._lanes)), key=self._loads.__getitem__)
 

@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
+from models import deadline
 from models.deadline import DeadlinePassed, held, within
+from models.lanes import Lanes
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
@@ -101,3 +104,28 @@ def test_a_limit_stands_still_while_it_is_held_and_goes_on_then(somewhere: Calla
 
 def raising(problem: BaseException) -> None:
     raise problem
+
+
+def test_the_end_of_a_process_waits_a_moment_for_threads_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the interpreter's end meets in a thread that ends would abort the process, with torch loaded."""
+    monkeypatch.setattr(deadline, "LAST_SECONDS", 20.0)
+    monkeypatch.setattr(deadline, "_ending", WeakSet())  # without what other tests have left behind
+    lanes, threads = Lanes(2), set(threading.enumerate())
+    for key in "ab":
+        lanes.start(key, lambda: within(5.0, time.sleep, 0.1), bool)
+    begun = set(threading.enumerate()) - threads
+    lanes.close()
+    deadline._let_them_end()
+    assert len(begun) >= 2
+    assert not [t.name for t in set(threading.enumerate()) - threads if t.name.startswith("environments")]
+
+
+def test_the_end_of_a_process_waits_no_longer_for_a_thread_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "LAST_SECONDS", 0.1)
+    lanes, forever = Lanes(1), threading.Event()
+    lanes.start("a", lambda: forever.wait(60), bool)
+    lanes.close()
+    began = time.perf_counter()
+    deadline._let_them_end()
+    assert time.perf_counter() - began < 10
+    forever.set()
