@@ -26,7 +26,6 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakSet
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -124,19 +123,20 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-_ending: WeakSet[threading.Thread] = WeakSet()
+_ending: set[threading.Thread] = set()  # copied before it is gone through: other threads add to it
 
 
 def told_to_end(threads: Iterable[threading.Thread]) -> None:
     """Say of daemon threads that they end by themselves as soon as they are done. The end of the process waits a moment
     for them: one that the interpreter's end meets while it ends, with torch loaded, aborts the process (134)."""
+    _ending.difference_update([t for t in _ending.copy() if not t.is_alive()])
     _ending.update(threads)
 
 
 @atexit.register
 def _let_them_end() -> None:
     until = time.monotonic() + LAST_SECONDS
-    while (left := until - time.monotonic()) > 0 and (alive := [t for t in _ending if t.is_alive()]):
+    while (left := until - time.monotonic()) > 0 and (alive := [t for t in _ending.copy() if t.is_alive()]):
         alive[0].join(left)
 
 
@@ -155,7 +155,7 @@ class _Helper:
 
     def __del__(self) -> None:
         self._calls.put(None)
-        if not self.left:
+        if not self.left and not sys.is_finalizing():
             told_to_end([self._thread])
 
     def call(self, limit: _Limit, call: Callable[[], T]) -> T:

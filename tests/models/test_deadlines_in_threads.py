@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 
@@ -109,7 +108,7 @@ def raising(problem: BaseException) -> None:
 def test_the_end_of_a_process_waits_a_moment_for_threads_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the interpreter's end meets in a thread that ends would abort the process, with torch loaded."""
     monkeypatch.setattr(deadline, "LAST_SECONDS", 20.0)
-    monkeypatch.setattr(deadline, "_ending", WeakSet())  # without what other tests have left behind
+    monkeypatch.setattr(deadline, "_ending", set())  # without what other tests have left behind
     lanes, threads = Lanes(2), set(threading.enumerate())
     for key in "ab":
         lanes.start(key, lambda: within(5.0, time.sleep, 0.1), bool)
