@@ -10,7 +10,7 @@ from typing import Any
 from environments.contract import ToolCall
 from environments.targets.third_party.adapter import model_of_user
 from environments.targets.third_party.simulated_user import UserModel
-from errors import ProviderError, TraceError
+from errors import BudgetExceeded, ProviderError, TraceError
 from models.deadline import held
 from models.providers.client import ModelClient
 from models.providers.litellm_client import CalledTool, CallFailed, ModelCall
@@ -37,9 +37,10 @@ def user_model(
     model that takes none; the others get 0.
 
     A call whose failure may pass is tried again, until the client is closed. A turn raises `BudgetExceeded` before a
-    call that may pass the client's cap, and `ProviderError` for a call that still failed (`transient` when trying later
-    may help) and for an empty turn, so that a user who says nothing never becomes a reward of 0. The limit of the
-    environment's call around a turn stands still meanwhile: how long a provider takes is no fault of the environment.
+    call that may pass the client's cap and where the provider wants to be paid (HTTP 402), which no other episode
+    changes. It raises `ProviderError` for a call that still failed (`transient` when trying later may help) and for an
+    empty turn, so that a user who says nothing never becomes a reward of 0. The limit of the environment's call around
+    a turn stands still meanwhile: how long a provider takes is no fault of the environment.
     """
     model = model_of_user(user)
     if not model:
@@ -54,6 +55,11 @@ def user_model(
             with held(), slots:
                 return tried(lambda: once(call), f"simulated user {model!r}", client.closed, WAITS, TRY_SECONDS)
         except CallFailed as error:
+            if error.unpaid:
+                raise BudgetExceeded(
+                    f"simulated user {model!r}: {error.text}; pay its provider (HTTP 402), then run the same command "
+                    "again: what was played is kept"
+                ) from error
             advice = "try again later" if error.transient else "check the model's name, key and address"
             raise ProviderError(
                 f"simulated user {model!r}: {error.text}; {advice}", transient=error.transient

@@ -11,13 +11,14 @@ import pytest
 
 from environments.contract import Action, Message, Observation, TargetTask
 from environments.targets.third_party.simulated_user import UserModel
-from errors import ProviderError
+from errors import BudgetExceeded, ProviderError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.providers import simulated_user
 from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
 from models.scripted import NoopPolicy
+from tasks.round.rollouts import WITHIN_BUDGET
 from tests.models.providers.chat_server import failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, in_turn, slow
 from tests.tasks.talking_target import USER, Talk
@@ -55,6 +56,14 @@ def test_a_call_that_failed_for_a_while_is_tried_again(speaking: Speaking) -> No
     user, server = speaking(in_turn(says("Hi."), failed(429), failed(503), says("I want help.")))
     assert user(SAID, ()) == ("I want help.", ())
     assert len(server.requests) == 4
+
+
+def test_a_provider_that_wants_to_be_paid_stops_what_is_played_until_somebody_pays(speaking: Speaking) -> None:
+    user, server = speaking(lambda n, r: failed(402, "Insufficient credits") if n else says("Hi."))
+    with pytest.raises(BudgetExceeded, match=r"Insufficient credits; pay its provider \(HTTP 402\)"):
+        user(SAID, ())
+    assert len(server.requests) == 2, "asking an unpaid provider again changes nothing"
+    assert played(user, thread=False).boundary in WITHIN_BUDGET.fatal
 
 
 def test_so_many_turns_are_asked_for_at_once(speaking: Speaking) -> None:
