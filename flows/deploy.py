@@ -46,8 +46,9 @@ ZOMBIES = "trace: runs whose process died"
 # Flow runs send a heartbeat every 30 seconds (prefect.yaml); two and a half of them missed are a death.
 SILENT = timedelta(seconds=75)
 UNBEGUN = "trace: runs that never began"
-# What a run takes from a worker's hands to its first line: a process imports, elsewhere an image may be pulled first.
-BEGINS = {"process": timedelta(seconds=90), "docker": timedelta(minutes=15), "kubernetes": timedelta(minutes=30)}
+# The longest that a run takes from a worker's hands to its first line: a process imports, which takes minutes on a cold
+# and busy disk, and elsewhere an image may be pulled first. Too short would end a run that is well.
+BEGINS = {"process": timedelta(minutes=5), "docker": timedelta(minutes=15), "kubernetes": timedelta(minutes=30)}
 # The deployments of prefect.yaml, each of the flow that has its name, and the slug of the schedule that each has there.
 DEPLOYED, SLUG = ("improve", "watch", "housekeeping"), "trace"
 # What they are tagged with, and so their runs.
