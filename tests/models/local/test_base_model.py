@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,7 +20,7 @@ from models.local.base import embedded_folder, slow_because
 
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that the model was converted into, without the half minute that it takes."""
+    """The folders that the model was converted into, without the seconds that it takes."""
     places: list[Path] = []
 
     def convert(folder: Path) -> None:
@@ -59,6 +61,25 @@ def test_one_that_was_half_made_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         embedded_folder(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gguf_file_is_read_once_and_as_the_library_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["a", "Ġb"])
+    writer.add_tensor("w", np.arange(64, dtype=np.float32).reshape(2, 32), raw_dtype=gguf.GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    plain, names = gguf.GGUFReader(path), gguf.get_tensor_name_map
+    with base._gguf_read_once():
+        read = gguf.GGUFReader(path)
+        assert gguf.GGUFReader(path) is read
+        assert gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2) is gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    assert (type(gguf.GGUFReader(path)), gguf.get_tensor_name_map) == (type(plain), names)
+    assert {k: f.contents() for k, f in read.fields.items()} == {k: f.contents() for k, f in plain.fields.items()}
+    assert [t.data.tolist() for t in read.tensors] == [t.data.tolist() for t in plain.tensors]
 
 
 @pytest.mark.parametrize(
