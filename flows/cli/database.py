@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from flows.cli.options import Home
+from flows.cli.options import Commands, Home
 
-database = typer.Typer(no_args_is_help=True, help="The database of a home.")
+database = Commands(no_args_is_help=True, help="The database of a home.")
 
 
 def add_database(app: typer.Typer) -> None:

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import AsJson, Home, printed
+from flows.cli.options import AsJson, Commands, Home, printed
 from flows.cli.ready import open_home
 
 Key = Annotated[str, typer.Argument(help="How the hash of its code begins, as list shows it.")]
 Seed = Annotated[int, typer.Option(help="Another seed gives another scenario.")]
 Level = Annotated[int, typer.Option(min=0, help="Level of difficulty; 0 is the easiest.")]
 
-environments = typer.Typer(no_args_is_help=True, help="The bank of accepted environments: list, show, validate, play.")
+environments = Commands(no_args_is_help=True, help="The bank of accepted environments: list, show, validate, play.")
 
 
 def add_environments(app: typer.Typer) -> None:

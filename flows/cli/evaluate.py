@@ -16,16 +16,16 @@ MOST_TRIALS = 1000
 
 
 def evaluate(
-    target: Annotated[list[str], typer.Option(help="Such as shop or tau2:retail; tau2 stands for all its domains.")],
+    target: Annotated[str, typer.Option(help="Such as shop or tau2:retail; tau2 stands for all its domains.")],
     split: Annotated[str, typer.Option(help="diagnosis, validation or test.")] = "test",
     policy: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
             help="release\\[@N] (0: the bare base); noop, oracle, random; smollm2-135m, a folder or hub id, "
             "with @CAPABILITY\\[@vN] from "
-            "the registry; provider/model (LiteLLM); vllm:URL#MODEL\\[@ADAPTER]. Default: noop."
+            "the registry; provider/model (LiteLLM); vllm:URL#MODEL\\[@ADAPTER]."
         ),
-    ] = None,
+    ] = "noop",
     trials: Annotated[int, typer.Option(min=1, max=MOST_TRIALS, help="Episodes per task.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST, help="Another seed gives other draws.")] = 0,
     user: Annotated[str | None, typer.Option(help="Simulated user: scripted, or litellm:MODEL.")] = None,
@@ -51,9 +51,8 @@ def evaluate(
     from tasks.measuring.policy_names import PolicyOptions
     from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 
-    on, played = _one("--target", target), _one("--policy", policy or ["noop"])
     options = PolicyOptions(temperature, max_tokens, api_base, api_key_variable, _price(price))
-    request = EvaluateRequest(on, split, played, trials, seed, user, limit, workers, max_cost, fresh, home)
+    request = EvaluateRequest(target, split, policy, trials, seed, user, limit, workers, max_cost, fresh, home)
     with result_alone():
         rows = evaluate_targets(request, options)
     printed([r.model_dump(mode="json") for r in rows], as_json, "\n".join(table(rows)))
@@ -63,18 +62,6 @@ def evaluate(
         typer.echo(f"incomplete: {r.policy} on {r.target}, {r.owed} episodes: {why}; run the command again", err=True)
     if owed:
         raise typer.Exit(1)
-
-
-def _one(option: str, given: list[str]) -> str:
-    """What an option was given once. Refuses more than one: the last alone would be played without a word."""
-    from errors import ConfigurationError
-
-    if len(given) > 1:
-        raise ConfigurationError(
-            f"{option} is given {len(given)} times ({', '.join(given)}), and a run takes one; evaluate each by itself, "
-            "and compare two with 'trace-agent compare EVALUATION EVALUATION'"
-        )
-    return given[0]
 
 
 def _price(text: str) -> tuple[float, float] | None:

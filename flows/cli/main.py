@@ -18,6 +18,7 @@ from flows.cli.database import add_database
 from flows.cli.environments import add_environments
 from flows.cli.housekeeping import add_housekeeping
 from flows.cli.operations import add_operations
+from flows.cli.options import Commands
 from flows.cli.releases import add_releases
 from flows.cli.rounds import add_rounds
 from flows.cli.serve import add_serving
@@ -47,7 +48,7 @@ QUIET = {
 # of time: beside one busy program a round took ten times as long. Alone it gains nothing (benchmarks/README.md).
 SPINS = "10000"
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
+from errors import ConfigurationError
 from models.telemetry.terminal import written_out
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
@@ -25,6 +27,26 @@ Budget = Annotated[
     ),
 ]
 Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]
+
+
+class GivenOnce(TyperCommand):
+    """A command that refuses an option with one value which is given twice: the last alone would count, unsaid."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for option in order:
+            single = isinstance(option, TyperOption) and not (option.multiple or option.is_flag or option.count)
+            if single and (times := order.count(option)) > 1:
+                raise ConfigurationError(f"{option.opts[0]} is given {times} times and takes one value; give it once")
+        return super().parse_args(ctx, args)
+
+
+class Commands(typer.Typer):
+    """A group of commands, each `GivenOnce`."""
+
+    def command(self, name: str | None = None, **given: Any) -> Any:
+        """As `typer.Typer.command`."""
+        return super().command(name, cls=GivenOnce, **given)
 
 
 @contextmanager

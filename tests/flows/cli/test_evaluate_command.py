@@ -1,15 +1,18 @@
-"""What `trace-agent evaluate` takes, and that standard output holds its result and nothing else."""
+"""What an option takes, and that standard output holds the result of `trace-agent evaluate` and nothing else."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from errors import ConfigurationError
 from flows.cli.main import app
+from flows.cli.options import AsJson, Commands
 
 LOUD = """
 from tests.tasks.counting_target import Counting, CountingTarget
@@ -42,9 +45,22 @@ def test_what_a_target_prints_is_no_part_of_the_result(settings_folder: Path, mo
     assert "my step" in result.stderr
 
 
-@pytest.mark.parametrize("option", ["--target", "--policy"])
-def test_two_of_what_a_run_takes_one_of_are_refused(option: str) -> None:
-    result = CliRunner().invoke(app, ["evaluate", "--target", "shop", option, "one", option, "two"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("evaluate --target shop", "--policy"), ("improve", "--seed"), ("db upgrade", "--home"), ("doctor", "--profile")],
+)
+def test_an_option_with_one_value_is_not_given_twice(command: str, option: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), option, "1", option, "2"])
     assert isinstance(result.exception, ConfigurationError)
-    assert f"{option} is given " in str(result.exception)
-    assert "one, two), and a run takes one; evaluate each by itself" in str(result.exception)
+    assert str(result.exception) == f"{option} is given 2 times and takes one value; give it once"
+
+
+def test_an_option_with_many_values_and_a_switch_may_be_repeated() -> None:
+    some = Commands()
+
+    @some.command()
+    def made(scope: Annotated[list[str], typer.Option()], as_json: AsJson = False) -> None:
+        typer.echo(f"{scope} {as_json}")
+
+    result = CliRunner().invoke(some, ["--scope", "a", "--scope", "b", "--json", "--json"])
+    assert result.output.strip() == "['a', 'b'] True"
