@@ -136,19 +136,22 @@ def mde_of(differences: Floats, power: float = 0.8, alpha: float = 0.05) -> floa
     """The smallest true difference, in points, that a two-sided test at `alpha` would find with probability `power` in
     as many tasks as have these differences (G,); 100, which means "none", where no p-value of so few reaches `alpha`.
 
-    `(t_{1-alpha/2} + t_power) * standard error` and the step of a sum, with the observed spread (stabilised as in
-    `paired_difference`) and never the observed effect: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640,
-    section 5. No less than what changes as many tasks, as far as those seen, as the permutation test needs."""
+    `(t_{1-alpha/2} + t_power) * standard error` and a sum's step: Miller (2024), Adding Error Bars to Evals, arXiv
+    2411.00640, section 5. The spread (at least `stabilised`) is that seen, with such a gain's in place of the gain's
+    seen: some tasks change, as far as those seen, the others not. At least what changes as many as the test needs."""
     count, needed = len(differences), _changed_needed(alpha)
     if count < needed:
         return 100.0
-    _, error = stabilised(differences)
+    seen, (_, error) = abs(float(differences.mean())), stabilised(differences)
     sizes = np.abs(differences[np.abs(differences) > 1e-12])
     # Where nothing changed nothing is known of how far a task would: as far as it can.
     far, step = (float(sizes.sum()) + 1) / (len(sizes) + 1), float(sizes.min(initial=1.0))
-    spread = error * (_t_quantile(1 - alpha / 2, count) + _t_quantile(power, count)) + step / count
-    share = float(special.betaincinv(needed, count - needed + 1, power))
-    return min(100.0, 100 * max(spread, far * share))
+    reach = _t_quantile(1 - alpha / 2, count) + _t_quantile(power, count)
+    least = gain = far * float(special.betaincinv(needed, count - needed + 1, power))
+    for _ in range(40):  # halves what is missing, or more
+        own = max(0.0, (gain - seen) * (far - gain - seen))
+        gain = max(least, reach * max(error, float(np.sqrt((differences.var() + own) / count))) + step / count)
+    return min(100.0, 100 * gain)
 
 
 def _changed_needed(alpha: float) -> int:
@@ -200,9 +203,7 @@ def align(base: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     for name, side in (("base", base), ("other", other)):
         if side.duplicated(["task", "trial"]).any():
             twice = side.loc[side.duplicated(["task", "trial"]), ["task", "trial"]].iloc[0]
-            raise ValueError(
-                f"{name} holds task {twice['task']!r} trial {twice['trial']!r} twice; give each episode once"
-            )
+            raise ValueError(f"{name} holds task {twice['task']!r} trial {twice['trial']!r} twice; give each once")
     left = base[[*keys, "success"]].rename(columns={"success": "base"}).astype({"base": float})
     right = other[[*keys, "success"]].rename(columns={"success": "other"}).astype({"other": float})
     return left.merge(right, on=keys, how="outer")
@@ -282,8 +283,7 @@ def _exact_p(whole: Whole) -> float:
 
 
 def _floor_p(differences: Floats) -> float:
-    """The smallest p-value that so many tasks could give; without a common fraction, what the draws and the bound
-    could."""
+    """The smallest p-value of so many tasks; without a common fraction, what the draws and the bound could give."""
     count = len(differences)
     floor = max(TINIEST, 2.0 ** max(1 - count, -1022))
     if count <= EXACT_UP_TO or _whole_numbers(differences[np.abs(differences) > 1e-12]) is not None:
