@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from db import GENERALIST, EnvironmentRow, Round, Store, row_id
-from environments.contract import Environment, Generators, Message, Target, TargetTask
+from environments.contract import SPLITS, Environment, Generators, Message, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.drawing import first_made
 from environments.synthesized.written import WrittenEnvironment
@@ -184,6 +184,10 @@ def stored_environment(
 
 
 def families_of(context: Context, capability: str) -> Sequence[str]:
-    """The families that a capability's environment is about."""
-    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-    return environment.spec.families
+    """The target's families that a capability's environment is about. A module's own scenarios have families beside
+    them of which the target has no task: nothing can be drawn of one, or judged on it."""
+    target = context.target
+    about = stored_environment(context.store, context.round, target, capability, context.keep).spec.families
+    known = {task.family for split in SPLITS for task in target.tasks(split)}
+    known |= set(target.families()) if isinstance(target, Generators) else set()
+    return tuple(family for family in about if family in known) or about

@@ -13,6 +13,7 @@ import pytest
 
 import tasks.challenge as challenge_file
 import tasks.rollout as rollout_file
+import tasks.synthesis.environments as environments_file
 import tasks.synthesize as synthesize_file
 from db import LookRow, ReleaseRow, ReleaseState
 from environments.contract import Draw, Environment, Target, TargetTask
@@ -29,6 +30,7 @@ from tasks.round.drawing import RoundTasks
 from tasks.round.results import RegisterResult, StartFigures, TrainResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import forget, open_context
+from tasks.synthesis.environments import families_of
 
 OWN = {"ask_missing_fact": ("cancel_without_number",)}
 
@@ -82,6 +84,22 @@ def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, mon
     assert _further(context, OWN, look)["cancel_without_number"] < further["cancel_without_number"]
     registered(monkeypatch, 0.1, 0.11)
     assert _further(context, OWN, look)["cancel_without_number"] == 32, "never more than the setting allows"
+
+
+def test_names_of_a_modules_own_scenarios_take_none_of_the_further_tasks(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment that a model wrote is about the target's families, and has scenarios under its own name."""
+    about = ("ask_missing_fact", "cancel_without_number", "named_by_the_module")
+    written = SimpleNamespace(spec=SimpleNamespace(families=about))
+    monkeypatch.setattr(environments_file, "stored_environment", lambda *given: written)
+    own = {"ask_missing_fact": families_of(context, "ask_missing_fact")}
+    assert own == OWN
+    registered(monkeypatch, 0.1, 0.7)
+    look = look_at(context, "validation")
+    further = _further(context, own, look)
+    assert further == _further(context, OWN, look)
+    assert len(context.drawing.further(further)) == sum(further.values())
 
 
 def test_further_tasks_of_some_families_do_not_judge_what_is_about_all(context: Context) -> None:
