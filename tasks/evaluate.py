@@ -215,6 +215,7 @@ def _store_evaluation(
             f"{lost}; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
         )
     interval = success_interval(frame)
+    by_task = frame.groupby(["family", "task"])["success"].mean()  # a task weighs the same, whatever errors took of it
     rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high, n=interval.n, tasks=interval.tasks)
     context.store.put(
         [
@@ -226,7 +227,7 @@ def _store_evaluation(
                 n_tasks=sizes[0],
                 trials=sizes[1],
                 **rate.model_dump(include={"success", "low", "high"}),
-                detail=frame.groupby("family")["success"].mean().to_dict(),
+                detail=by_task.groupby("family").mean().to_dict(),
             )
         ],
         replace=True,

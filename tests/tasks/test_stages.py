@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from db import GENERALIST, StageRow
+from db import GENERALIST, EvaluationRow, StageRow
 from errors import EnvironmentFault, EpisodesLost, StoreError, TargetBusy
 from models.adapters.files import checked_name
 from settings import load_settings
@@ -260,11 +260,14 @@ def test_a_stage_stores_what_the_model_and_the_environment_took(context: Context
 
 def test_a_rate_says_of_how_many_finished_episodes_it_is(context: Context) -> None:
     found = [trajectory(context.round.id, name, task_id=name[0], trial=int(name[1])) for name in ("a0", "a1", "b0")]
+    found[:2] = [replace(t, success=True) for t in found[:2]]
     found += [failure(context.round.id, "b1")]
     context.store.add_trajectories(found)
     rate = _store_evaluation(context, "test", "live", [t.id for t in found], (2, 2))
     assert rate is not None
     assert (rate.n, rate.tasks) == (3, 2)
+    (row,) = context.store.rows(EvaluationRow)
+    assert (row.success, list(row.detail.values())) == (0.5, [0.5]), "of the one family as of all"
 
 
 def test_a_side_that_lost_every_episode_is_one_error(context: Context) -> None:
