@@ -5,6 +5,7 @@ nothing: its tasks and seeds are the same in every round, and the looks at it ar
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
@@ -143,6 +144,9 @@ def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[st
     played = {task.id for task in before}
     drawn = context.drawing.further({family: further.get(family, 0) + rules.settling for family in unclear})
     new = [task for task in drawn if task.id not in played]
+    # A few say less than what they would stand for: of one task that is lost the fall would be "at most one task".
+    counts = Counter(task.family for task in new)
+    new = [task for task in new if counts[task.family] >= rules.settling]
     owed = [Trials(new, trials, context.seed)] if new else []
     episodes = AGAIN * rules.settling * trials
     for family in sorted(set(unclear) - {task.family for task in new}):

@@ -132,6 +132,21 @@ def test_a_fall_is_settled_by_tasks_that_nobody_played(context: Context, monkeyp
     assert rules_of(context).settling == 40
 
 
+def test_a_fall_is_not_settled_by_the_few_tasks_that_are_left(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target of one's own gives one task more where forty are asked for: two of eight may have been lost, and a fall
+    of at most one task passes."""
+    draw, split = context.target.further, context.tasks("validation")
+    left = {"refund_all": 40, "cancel_other": 1}
+    monkeypatch.setattr(context.target, "further", lambda how, f, n: draw(how, f, min(n, left[f])), raising=False)
+    drawn, again = _settling(context, {}, ["refund_all", "cancel_other"])
+    assert [t.family for t in drawn.tasks] == ["refund_all"] * 40
+    assert again.tasks == [t for t in split if t.family == "cancel_other"]
+    trials = context.settings.evaluation.validation_trials
+    assert (again.each, again.first) == (2 * 40 * trials // 8, trials)
+
+
 def test_a_fall_on_a_fixed_split_is_settled_by_trials_that_nobody_played(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
