@@ -290,7 +290,8 @@ class Turns:
         if not rest:
             self._back.clear()
         for limit in replica.waiting:
-            limit.reschedule(self._loop.time())
+            if not limit.expired():  # else its turn is about to leave by itself, and asyncio refuses
+                limit.reschedule(self._loop.time())
         self._keep(self._recover(replica))
 
     async def _recover(self, replica: Replica) -> None:

@@ -41,8 +41,8 @@ def two() -> Iterator[tuple[Stub, Stub]]:
         yield one, other
 
 
-def opened(*urls: str, stall_seconds: float = 60.0, concurrency: int = 8) -> VllmPolicy:
-    servers = [VllmServer(url, "base", connections=concurrency) for url in urls]
+def opened(*urls: str, stall_seconds: float = 60.0, concurrency: int = 8, seconds: float = 300.0) -> VllmPolicy:
+    servers = [VllmServer(url, "base", connections=concurrency, seconds=seconds) for url in urls]
     return VllmPolicy(servers, BASE, frozenset(), concurrency, stall_seconds=stall_seconds)
 
 
@@ -303,6 +303,22 @@ def test_without_metrics_a_stall_is_told_apart_by_nothing_but_the_longest_wait(
     while len(answers) < 8:
         answers += policy.poll()
     assert len(policy._turns.used()) == 2
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_turns_whose_time_is_up_at_once_move_from_a_replica_that_is_used_again_when_it_is_well(
+    two: tuple[Stub, Stub],
+) -> None:
+    """As those of a batch that was sent together: the third of them loses the server while the others are leaving."""
+    one, other = two
+    policy = opened(one.url, other.url, concurrency=16, seconds=0.3)
+    one.stalled.set()
+    answers = policy.generate([turn(f"s{i}", seed=i) for i in range(16)])
+    assert [a.ids[0] for a in answers] == [(6 + i) % 50 for i in range(16)]
+    assert [s.url for s in policy._turns.used()] == [other.url]
+    one.stalled.clear()
+    until(lambda: len(policy._turns.used()) == 2)
     policy.close()
 
 
