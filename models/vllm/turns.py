@@ -32,6 +32,7 @@ from models.vllm.answers import (
     ModelMissing,
     ServerAway,
     ServerFailed,
+    ServerSilent,
     come_apart,
     read_completion,
     read_document,
@@ -180,10 +181,12 @@ class Turns:
         done(result)
 
     async def _answered(self, session: str, model: str, content: bytes) -> Completion:
-        """The answer of the first server that gives one. All are asked once, then after each of `WAITS` again."""
+        """The answer of the first server that gives one. All are asked once, then after each of `WAITS` again, but for
+        those that were silent for the longest wait: each would compute all of the turn once more."""
         problem: TraceError | None = None
+        silent = set[str]()
         for wait in (*protocol.WAITS, None):
-            left = set(self._replicas)
+            left = set(self._replicas) - silent
             while (address := self._balance.choose(session, left)) is not None:
                 left.discard(address)
                 replica = self._replicas[address]
@@ -198,6 +201,10 @@ class Turns:
                     if not failure.transient:
                         raise
                     problem = failure
+                    if isinstance(failure, ServerSilent):
+                        silent.add(address)
+            if self._balance.used and silent.issuperset(self._balance.used):
+                break
             if wait is not None:
                 await self._pause(wait)
         if not self._balance.used:
@@ -247,7 +254,9 @@ class Turns:
             raise away from problem
         except (TimeoutError, aiohttp.ClientError) as problem:
             seconds = self._loop.time() - began
-            broken = ProviderError(
+            # Where the server was lost meanwhile, the wait was cut short. The loop rounds what it waits.
+            late = isinstance(problem, TimeoutError) and seconds > 0.99 * server.seconds
+            broken = (ServerSilent if late else ProviderError)(
                 f"{where} broke off after {seconds:.1f} s ({type(problem).__name__}: {problem}); look at the server's "
                 "log",
                 transient=True,

@@ -322,6 +322,22 @@ def test_turns_whose_time_is_up_at_once_move_from_a_replica_that_is_used_again_w
     policy.close()
 
 
+@pytest.mark.usefixtures("_quick")
+def test_a_turn_that_takes_longer_than_the_longest_wait_is_asked_of_each_server_once(two: tuple[Stub, Stub]) -> None:
+    policy = opened(*(s.url for s in two), seconds=0.2)
+    before = [len(s.calls) for s in two]
+    for stub in two:
+        stub.delay = 0.5
+    policy.submit(turn("s"))
+    (answer,) = policy.poll()
+    assert "broke off after 0.2 s (TimeoutError" in str(answer.problem)
+    assert isinstance(answer.problem, ProviderError)
+    assert answer.problem.transient, "its episode is owed again"
+    assert [len(s.calls) - n for s, n in zip(two, before, strict=True)] == [1, 1]
+    assert len(policy._turns.used()) == 2
+    policy.close()
+
+
 def test_waking_a_policy_ends_its_poll_and_loses_no_turn(two: tuple[Stub, Stub]) -> None:
     policy = opened(*(s.url for s in two))
     two[0].stalled.set()
