@@ -25,14 +25,14 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from errors import AdapterError, ConfigurationError, NotFinite, PolicyError, ProviderError, TraceError
 from models.adapters.files import adapter_digest, export_adapter, round_name
-from models.policy import Generation, PolicyIdentity, Request, Sampling
+from models.policy import Generation, PolicyIdentity, Request
 from models.vllm.answers import Completion, ServerAway
 from models.vllm.equality import check_adapter, check_base, check_live, probe
-from models.vllm.server import VllmServer
+from models.vllm.server import VllmServer, body_of
 from models.vllm.turns import FATAL, Turns
 
 logger = logging.getLogger("trace.models")
@@ -234,9 +234,10 @@ class VllmPolicy:
         if request.adapter is not None:
             self._adapter(request.adapter)
         request.check(self.context, "start the server with a larger --max-model-len")
+        body = body_of(request, request.adapter or self.servers[0].model, self.stop_ids)
         ticket = next(self._tickets)
         self._open[ticket] = request.session
-        self._turns.send(request.session, self._body(request), lambda answer: self._done.put((ticket, answer)))
+        self._turns.send(request.session, body, lambda answer: self._done.put((ticket, answer)))
 
     def wake(self) -> None:
         """Have `poll` return at once; from any thread."""
@@ -308,25 +309,6 @@ class VllmPolicy:
     def _abandon(self) -> None:
         self._turns.cancel()
         self._open.clear()
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        sampling: Sampling = request.sampling
-        return {
-            "model": request.adapter or self.servers[0].model,
-            "prompt": list(request.prompt),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            # Our own stop ids and no others end a turn; they are part of the answer.
-            "stop_token_ids": sorted(self.stop_ids),
-            "ignore_eos": True,
-        }
 
 
 def _appear(folder: Path, shared: Path) -> None:

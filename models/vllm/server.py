@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from errors import AdapterError, ConfigurationError, PolicyError, ProviderError
+from models.policy import Request
 from models.vllm.answers import (
     CANNOT_SAY,
     Completion,
@@ -60,6 +61,27 @@ class ServedModel:
     name: str
     parent: str
     context: int
+
+
+def body_of(request: Request, model: str, stop_ids: Collection[int]) -> dict[str, Any]:
+    """A turn as a server is asked for it, by rounds and by the gateway alike: all that decides how it is sampled."""
+    sampling = request.sampling
+    return {
+        "model": model,
+        "prompt": list(request.prompt),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        # Our own stop ids and no others end a turn; they are part of the answer.
+        "stop_token_ids": sorted(stop_ids),
+        "ignore_eos": True,
+    }
 
 
 class VllmServer:

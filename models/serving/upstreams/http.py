@@ -25,9 +25,10 @@ from models.policy import Generation, Request
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import DONE, ROLES, Usage
 from models.serving.upstreams.contract import DEADLINE, AdapterGone, Replica, Turn
-from models.serving.upstreams.refusals import BROKEN_OFF, part_of, problem_of, refusal_of
+from models.serving.upstreams.refusals import BROKEN_OFF, check_model, part_of, problem_of, refusal_of
 from models.serving.upstreams.stream_usage import StreamUsage, usage_of
 from models.vllm.balance import Balance
+from models.vllm.server import body_of
 
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
@@ -180,7 +181,7 @@ class HttpUpstream:
             if response.status != 200:
                 raise problem_of(response.status, raw, turn, address)
         body = _answer_in(raw)
-        self._check(body, turn)
+        check_model(body, self._name(turn))
         choice = (body.get("choices") or [{}])[0]
         turn.heard.message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
         turn.heard.finish = str(choice.get("finish_reason"))
@@ -209,7 +210,7 @@ class HttpUpstream:
                             yield _joined(passed)
                         raise
                     if first:
-                        self._check(chunk, turn)
+                        check_model(chunk, self._name(turn))
                         first = False
                     finished = finished or any(c.get("finish_reason") for c in chunk.get("choices") or ())
                     turn.heard.usage = usage.add(chunk)
@@ -239,10 +240,6 @@ class HttpUpstream:
     def _name(self, turn: Turn) -> str:
         return turn.adapter.name if turn.adapter else self.base
 
-    def _check(self, body: Mapping[str, Any], turn: Turn) -> None:
-        if body.get("model") != self._name(turn):
-            raise ApiError(502, f"the server answered as {body.get('model')!r:.80}, asked was {self._name(turn)!r}")
-
     def _request(self, turn: Turn) -> tuple[str, bytes, Sequence[str]]:
         body = dict(turn.asked.body) | {"model": self._name(turn)}
         if turn.asked.chat and turn.prompt:
@@ -260,27 +257,16 @@ class HttpTokens:
     """A token engine on vLLM servers: what `LocalEngine` is to the model in this process."""
 
     def __init__(self, pool: Pool, base: str, context: int, stop_ids: frozenset[int]) -> None:
-        self.pool, self.base, self.context, self.stop_ids = pool, base, context, sorted(stop_ids)
+        self.pool, self.base, self.context, self.stop_ids = pool, base, context, stop_ids
 
     async def generate(
         self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
     ) -> AsyncGenerator[list[int] | Generation]:
         """New ids as they come, and at last the whole `Generation` (without log-probabilities). Raises `ApiError` when
         the server fails on the way, or ends without having finished."""
-        body = {
-            "model": request.adapter or self.base,
-            "prompt": list(request.prompt),
-            "max_tokens": request.sampling.max_tokens,
-            "temperature": request.sampling.temperature,
-            "seed": request.sampling.seed % 2**31,
-            "top_p": 1.0,
-            "top_k": -1,
-            "repetition_penalty": 1.0,
-            "stop_token_ids": self.stop_ids,
-            "stream": streamed,
-            "return_token_ids": True,
-            "add_special_tokens": False,
-        }
+        model = request.adapter or self.base
+        body = body_of(request, model, self.stop_ids) | {"seed": request.sampling.seed % 2**31, "stream": streamed}
+        body |= {"return_token_ids": True, "add_special_tokens": False}
         ids, finish = list[int](), ""
         content = canonical_json(body).encode()
         async with self.pool.post("/v1/completions", content, holders, request.session) as (address, response):

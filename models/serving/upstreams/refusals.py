@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from models.serving.openai_api.errors import KINDS, ApiError, too_long
@@ -29,6 +30,12 @@ def part_of(raw: bytes) -> dict[str, Any]:
         code = error.get("code") if isinstance(error, dict) else None
         raise refusal_of(code if isinstance(code, int) else 502, raw)
     return body
+
+
+def check_model(body: Mapping[str, Any], asked: str) -> None:
+    """Raises `ApiError` (502) for an answer of another model: a proxy in between may fall back without a word."""
+    if body.get("model") != asked:
+        raise ApiError(502, f"the server answered as {body.get('model')!r:.80}, asked was {asked!r}")
 
 
 def problem_of(status: int, raw: bytes, turn: Turn, address: str) -> Exception:

@@ -11,12 +11,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from models.policy import Generation, PolicyIdentity, Request, Sampling
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import parse_chat
-from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
 from models.vllm.balance import FAILURES, Balance
+from models.vllm.policy import VllmPolicy
+from models.vllm.server import VllmServer
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 from tests.models.vllm_backend.vllm_stub import vllm_stub
 
@@ -254,3 +257,32 @@ def test_streams_that_only_take_long_or_whose_clients_leave_take_no_server_out_o
                 await pool.close()
 
     asyncio.run(all_of_it())
+
+
+def sampled(url: str, request: Request, streamed: bool) -> Generation:
+    """What the gateway has a server sample for a turn that it rendered."""
+
+    async def ask() -> Generation:
+        engine = HttpTokens(Pool(Servers([url])), "base", 1000, frozenset({7}))
+        try:
+            *_, done = [part async for part in engine.generate(request, streamed)]
+        finally:
+            await engine.close()
+        assert isinstance(done, Generation)
+        return done
+
+    return asyncio.run(ask())
+
+
+def test_the_gateway_has_turns_sampled_as_rounds_have() -> None:
+    """Whatever is left out, the server's generation_config.json decides."""
+    turn = Request("c", [1, 2], Sampling(0.3, 2, 5))
+    with vllm_stub() as stub:
+        policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("small", "r1", "", "", ""), frozenset({7}))
+        (proven,) = policy.generate([turn])
+        policy.close()
+        in_round = {k: v for k, v in stub.bodies[-1].items() if k != "logprobs"}
+        assert sampled(stub.url, turn, False).ids == proven.ids
+        served = {k: v for k, v in stub.bodies[-1].items() if k not in ("stream", "add_special_tokens")}
+    assert served == in_round
+    assert {"min_p", "ignore_eos", "stop_token_ids"} <= set(served)
