@@ -263,7 +263,7 @@ class HttpTokens:
         self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
     ) -> AsyncGenerator[list[int] | Generation]:
         """New ids as they come, and at last the whole `Generation` (without log-probabilities). Raises `ApiError` when
-        the server fails on the way, or ends without having finished."""
+        the server fails on the way, ends without having finished, answers as another model or gives no token ids."""
         model = request.adapter or self.base
         body = body_of(request, model, self.stop_ids) | {"seed": request.sampling.seed % 2**31, "stream": streamed}
         body |= {"return_token_ids": True, "add_special_tokens": False}
@@ -276,6 +276,7 @@ class HttpTokens:
                     raise AdapterGone(address)
                 raise refusal_of(response.status, raw)
             async for chunk in _chunks(self.pool.parts(address, response), streamed):
+                check_model(chunk, model)
                 for choice in chunk.get("choices") or ():
                     fresh = [int(i) for i in choice.get("token_ids") or ()]
                     finish = choice.get("finish_reason") or finish
@@ -284,6 +285,8 @@ class HttpTokens:
                         yield fresh
         if not finish or finish in UNFINISHED:
             raise ApiError(502, BROKEN_OFF)
+        if not ids:  # at least the one that ends a turn was sampled
+            raise ApiError(502, "the server behind the gateway gives no token ids")
         yield Generation(request.session, tuple(ids), (), "stop" if finish == "stop" else "length")
 
     async def replicas(self) -> list[Replica]:

@@ -10,12 +10,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
 
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import parse_chat
+from models.serving.openai_api.requests import event, parse_chat
 from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
 from models.vllm.balance import FAILURES, Balance
 from models.vllm.policy import VllmPolicy
@@ -272,6 +276,32 @@ def sampled(url: str, request: Request, streamed: bool) -> Generation:
         return done
 
     return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("model", "ids", "told"),
+    [("base", [5, 7], "answered as 'base', asked was 'refund@v1-aaaaaaaa'"), ("", None, "gives no token ids")],
+)
+def test_an_answer_of_another_model_or_without_ids_is_no_answer(
+    streamed: bool, model: str, ids: list[int] | None, told: str
+) -> None:
+    """A proxy may fall back to the base, or leave out what it does not know: the first would be signed with the
+    adapter's name, the second be an empty text."""
+
+    async def answer(request: HttpRequest) -> Response:
+        asked = await request.json()
+        choice = {"index": 0, "text": "Refunded.", "finish_reason": "stop", "token_ids": ids}
+        body = {"model": model or asked["model"], "choices": [choice]}
+        return Response(event(body) + event("[DONE]") if streamed else json.dumps(body).encode())
+
+    turn = Request("c", [1, 2], Sampling(1.0, 5, 0), "refund@v1-aaaaaaaa")
+    with (
+        serving(Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])) as url,
+        pytest.raises(ApiError, match=told) as refused,
+    ):
+        sampled(url, turn, streamed)
+    assert refused.value.status == 502
 
 
 def test_the_gateway_has_turns_sampled_as_rounds_have() -> None:
