@@ -293,19 +293,19 @@ class Gateway:
         return ApiError(504, f"no answer within {self.settings.deadline:g} seconds; ask for less, or later")
 
     async def _ask(self, opened: RoutedRequest) -> dict[str, Any]:
-        try:
-            return await self.upstream.answer(opened.turn)
-        except AdapterGone as gone:
-            self._instead(opened, gone)
-            return await self.upstream.answer(opened.turn)
+        while True:
+            try:
+                return await self.upstream.answer(opened.turn)
+            except AdapterGone as gone:
+                self._instead(opened, gone)
 
     async def _first(self, opened: RoutedRequest) -> tuple[AsyncGenerator[bytes], bytes]:
         """The events of a stream, and the first of them: until it has come, the request can still be refused."""
-        try:
-            return await self._begun(opened.turn)
-        except AdapterGone as gone:
-            self._instead(opened, gone)
-            return await self._begun(opened.turn)
+        while True:
+            try:
+                return await self._begun(opened.turn)
+            except AdapterGone as gone:
+                self._instead(opened, gone)
 
     async def _begun(self, turn: Turn) -> tuple[AsyncGenerator[bytes], bytes]:
         events = self.upstream.stream(turn)
@@ -315,10 +315,15 @@ class Gateway:
             raise ApiError(502, "the server behind the gateway answered nothing; ask again") from None
 
     def _instead(self, opened: RoutedRequest, gone: AdapterGone) -> None:
-        """A server did not know the adapter: it is not asked for it again before it was proven anew."""
+        """A server did not know the adapter: it is not asked for it again before it was proven anew. The others that
+        have it are asked before the adapter is missing."""
         turn = opened.turn
         assert turn.adapter is not None
         self.fleet.report(turn.adapter.name, gone.replica)
+        left = tuple(r for r in turn.adapter.replicas if r != gone.replica)
+        if 0 < len(left) < len(turn.adapter.replicas):
+            opened.turn = replace(turn, adapter=replace(turn.adapter, replicas=left))
+            return
         self._missing(turn.adapter.capability)
         opened.headers |= {"x-trace-adapter": "none", "x-trace-missing": turn.adapter.capability}
         opened.headers.pop("x-trace-version", None)

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
@@ -261,6 +262,41 @@ def test_streams_that_only_take_long_or_whose_clients_leave_take_no_server_out_o
                 await pool.close()
 
     asyncio.run(all_of_it())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_one_server_forgot_the_adapter_another_that_has_it_answers(stream: bool) -> None:
+    """As one that was started again does: the base answers, or nobody, only where no server has it."""
+    name, forgot, has = "refund@v1-aaaaaaaa", Stub(gone={"refund@v1-aaaaaaaa"}), Stub()
+
+    async def told(gateway: Gateway, conversation: str) -> str:
+        messages = [{"role": "user", "content": "x"}]
+        asked = parse_chat({"model": name, "messages": messages, "stream": stream})
+        if not stream:
+            return (await gateway.answer(asked, "", conversation))[1]["x-trace-adapter"]
+        streamed = await gateway.stream(asked, "", conversation)
+        assert name in "".join([part.decode() async for part in streamed.events])
+        await streamed.close()
+        return streamed.headers["x-trace-adapter"]
+
+    async def all_of_it(urls: list[str]) -> None:
+        fleet = HandMadeFleet(name)
+        fleet.known[name] = replace(fleet.known[name], replicas=tuple(urls))
+        settings = GatewaySettings("shop", base="stub-base", missing="503")
+        gateway = Gateway(settings, HttpUpstream(Pool(Servers(urls)), "stub-base"), fleet)
+        try:
+            assert {await told(gateway, f"c{i}") for i in range(12)} == {name}
+            assert set(fleet.reported) == {(name, urls[0])}
+            has.gone.add(name)
+            with pytest.raises(ApiError, match="is not live"):
+                await told(gateway, "c")
+        finally:
+            await gateway.upstream.close()
+        assert set(fleet.reported) == {(name, url) for url in urls}
+        assert +fleet.held == Counter()
+
+    with serving(forgot.app) as one, serving(has.app) as other:
+        asyncio.run(all_of_it([one, other]))
 
 
 def sampled(url: str, request: Request, streamed: bool) -> Generation:
