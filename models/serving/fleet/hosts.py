@@ -5,11 +5,19 @@ A host is a vLLM server, or the model in this process (`EngineHost` in `models/s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from models.vllm.answers import ServerSilent
 from models.vllm.server import VllmServer
+
+# The longest wait for a server's list of models, and for an adapter to be loaded, scored or taken away: while one that
+# hangs is waited for, no server follows a release. How long a server that was silent is not asked again: each member,
+# and whatever is promoted or rolled back meanwhile, would wait for it as long.
+LOOK_SECONDS, WORK_SECONDS, SILENT_SECONDS = 20.0, 120.0, 30.0
+T = TypeVar("T")
 
 
 class Host(Protocol):
@@ -27,17 +35,28 @@ class VllmHost:
     """A vLLM server. `server_folder` says where the server sees the fleet's folder, if elsewhere than this process."""
 
     def __init__(self, server: VllmServer, server_folder: str = "") -> None:
-        self.server, self.address, self.server_folder = server, server.url, server_folder
+        self.address, self.server_folder = server.url, server_folder
+        self._looked, self._worked = server.limited(LOOK_SECONDS), server.limited(WORK_SECONDS)
+        self._silent_until = float("-inf")
 
     def names(self) -> set[str]:
-        return {name for name, model in self.server.models().items() if model.parent}
+        return {name for name, model in self._asked(self._looked.models).items() if model.parent}
 
     def load(self, name: str, digest: str, folder: Path) -> None:
         place = f"{self.server_folder.rstrip('/')}/{folder.name}" if self.server_folder else str(folder.resolve())
-        self.server.load(name, place)
+        self._asked(lambda: self._worked.load(name, place))
 
     def unload(self, name: str) -> None:
-        self.server.unload(name)
+        self._asked(lambda: self._worked.unload(name))
 
     def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
-        return self.server.score(ids, count, adapter)
+        return self._asked(lambda: self._worked.score(ids, count, adapter))
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        if time.monotonic() < self._silent_until:
+            raise ServerSilent(f"{self.address} was silent when it was asked last; look at its log", transient=True)
+        try:
+            return call()
+        except ServerSilent:
+            self._silent_until = time.monotonic() + SILENT_SECONDS
+            raise

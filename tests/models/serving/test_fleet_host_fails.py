@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from models.serving.fleet import hosts
 from models.serving.fleet.hosts import VllmHost
 from models.serving.fleet.lifecycle import AdapterState
 from models.serving.fleet.releases import ServedRelease
 from models.vllm import server as vllm_server
-from tests.models.serving.fleet_staged import Stage, staged
+from models.vllm.server import VllmServer
+from tests.models.serving.fleet_staged import MOVE, Stage, staged
 
 
 @pytest.fixture
@@ -49,3 +53,40 @@ def test_what_nobody_expected_while_a_release_is_made_ready_is_told_as_the_reaso
     assert (standing.serving.number, standing.wanted) == (1, 2)
     assert standing.problem.startswith("ZeroDivisionError")
     assert stage.answers() == stage.one.served_name
+
+
+def test_a_server_that_hangs_holds_up_no_promotion_and_no_rollback(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections and answers nothing, where `policy.seconds` are five minutes."""
+    monkeypatch.setattr(hosts, "LOOK_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        server = VllmServer(f"http://127.0.0.1:{hung.getsockname()[1]}", "base", seconds=2)
+        stage.fleet.hosts = (VllmHost(server), stage.fleet.hosts[0])
+        began = time.monotonic()
+        for number, member in ((1, stage.one), (2, stage.two), (3, stage.one)):
+            stage.shelf.wanted = ServedRelease(number, {"pay": member})
+            stage.fleet.follow()
+            assert stage.answers() == member.served_name
+        assert time.monotonic() - began < 2, "it was waited for once, and not for long"
+
+
+def test_a_server_whose_engine_hangs_is_waited_for_once_and_not_for_each_member(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "WORK_SECONDS", 0.3)
+    both = tuple(VllmHost(VllmServer(s.url, "base", seconds=1)) for s in stage.stubs)
+    stage.fleet.hosts = both
+    ship = stage.shelf.add(stage.shelf.folders[stage.two.served_name], "ship", 1)
+    for stub in stage.stubs:
+        stub.moves[ship.served_name] = MOVE
+    healthy, hangs = stage.stubs
+    hangs.stalled.set()
+    stage.live(1, stage.one, ship)
+    assert (stage.answers("pay"), stage.answers("ship")) == (stage.one.served_name, ship.served_name)
+    assert {a.replicas for a in stage.fleet.adapters()} == {(healthy.url,)}
+    assert hangs.calls.count("/v1/completions") == 1
+    hangs.stalled.clear()
+    both[1]._silent_until -= hosts.SILENT_SECONDS  # so much later
+    stage.fleet.reconcile()
+    assert {a.replicas for a in stage.fleet.adapters()} == {(healthy.url, hangs.url)}
