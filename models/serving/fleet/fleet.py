@@ -80,7 +80,7 @@ class Fleet:
         self.drain_seconds, self.linger_seconds = drain_seconds, linger_seconds
         self._one = threading.Lock()  # one reconciliation at a time; guards the next two
         self._release: ServedRelease | None = None  # behind the generation
-        self._seen: object = ()  # what was live at the last reconciliation
+        self._seen: object = ()  # what was live at the last reconciliation; () has `follow` reconcile
         self._changed = threading.Lock()  # guards all that follows
         self._entries: dict[str, _Entry] = {}
         self._generation = Generation()
@@ -139,9 +139,10 @@ class Fleet:
             if entry is None:
                 return
             entry.proven = [h for h in entry.proven if h.address != replica]
+            self._seen = ()  # whoever forgot one has most likely forgotten all
             if not entry.proven and entry.state is AdapterState.LIVE:
                 entry.state, entry.live_since = AdapterState.UNREACHABLE, None
-                entry.reason = f"{replica or 'the model'} no longer knew it; waiting for the next reconciliation"
+                entry.reason = f"{replica or 'the model'} no longer knew it; it is loaded again within seconds"
         logger.warning("adapter %s is missing on %s", name, replica or "the local model")
 
     # --- reconciling ------------------------------------------------------------------------------------------
@@ -160,8 +161,8 @@ class Fleet:
             return self._reconcile(wanted)
 
     def follow(self) -> list[str]:
-        """Reconcile if another release is live than at the last time; unload what is drained. Cheap when neither is so.
-        Raises as `reconcile` does."""
+        """Reconcile if another release is live than at the last time, or a name was reported; unload what is drained.
+        Cheap when neither is so. Raises as `reconcile` does."""
         with self._one:
             wanted = answered(self.releases.live)
             if identity(wanted) != self._seen:
@@ -177,8 +178,8 @@ class Fleet:
         """`anew`: what is loaded and was proven is proven again too."""
         changes: list[str] = []
         loaded = self._look(changes)
-        self._seen, problem = identity(wanted), ""
-        another = self._seen != identity(self._release)
+        self._seen = seen = identity(wanted)
+        problem, another = "", seen != identity(self._release)
         proven = set[str]() if anew else self._proven(loaded)
         try:
             if another:

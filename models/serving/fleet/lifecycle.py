@@ -55,8 +55,8 @@ class ServedAdapter:
 @runtime_checkable
 class AdapterFleet(Protocol):
     """Thread-safe. `reconcile` makes what is served equal to the release that is live and proves all of it again;
-    `follow` does so only when another release is live (or none was looked for yet), proves what was not proven before,
-    and unloads what is drained. Both return what changed, one line each; one runs at a time.
+    `follow` does so only when another release is live (or none was looked for yet) or a name was reported, proves what
+    was not proven before, and unloads what is drained. Both return what changed, one line each; one runs at a time.
 
     `enter` is the generation that is served: it counts the request until `leave`, and what the generation holds stays
     loaded for as long. `acquire` is its adapter of a capability, counted until `leave` is told its name, or None when

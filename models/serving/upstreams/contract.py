@@ -55,7 +55,7 @@ class AdapterGone(ProviderError):
     """A server that should hold the adapter answered that it does not know it."""
 
     def __init__(self, replica: str) -> None:
-        super().__init__(f"{replica} does not know the adapter; it is loaded again at the next reconciliation")
+        super().__init__(f"{replica} does not know the adapter; it is loaded again within seconds")
         self.replica = replica
 
 

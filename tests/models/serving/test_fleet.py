@@ -225,6 +225,23 @@ def test_a_reported_adapter_is_not_handed_out_there_until_it_is_proven_again(sta
     assert stage.states() == {name: AdapterState.LIVE}
 
 
+def test_a_server_that_was_started_again_has_its_adapters_back_soon_after_it_was_seen(stage: Stage) -> None:
+    """At the next look for another release, and not only when everything is proven again a minute later."""
+    ship = stage.shelf.add(stage.shelf.folders[stage.two.served_name], "ship", 1)
+    for stub in stage.stubs:
+        stub.moves[ship.served_name] = MOVE
+    stage.live(1, stage.one, ship)
+    for stub in stage.stubs:
+        stub.names.clear()
+        stage.fleet.report(stage.one.served_name, stub.url)
+    assert stage.answers("pay") == ""
+    stage.fleet.follow()
+    assert (stage.answers("pay"), stage.answers("ship")) == (stage.one.served_name, ship.served_name)
+    calls = len(stage.stubs[0].calls)
+    assert stage.fleet.follow() == []
+    assert len(stage.stubs[0].calls) == calls, "once it is mended, nothing is asked"
+
+
 def test_files_that_were_changed_or_removed_are_fetched_again(stage: Stage) -> None:
     stage.live(1, stage.one)
     folder = stage.folder / "served" / stage.one.served_name
