@@ -15,7 +15,7 @@ from models.adapters.limits import ServerLimits, linear_modules
 from models.local.base import BaseModel, load_base, weights_of
 from models.serving.fleet.fleet import Fleet
 from models.serving.fleet.hosts import Host, VllmHost
-from models.serving.fleet.lifecycle import Reconciler
+from models.serving.fleet.lifecycle import RECONCILE_SECONDS, Reconciler
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
@@ -132,7 +132,9 @@ def build_gateway(
     )
     releases.heal()
     folder = settings.lora_folder if remote else settings.folder / "served"
-    fleet = Fleet(releases, hosts, folder, limits, drain_seconds=wanted.deadline + GRACE_SECONDS)
+    # Other gateways may share the servers, and hear later of a release.
+    linger = RECONCILE_SECONDS + GRACE_SECONDS if remote else 0.0
+    fleet = Fleet(releases, hosts, folder, limits, wanted.deadline + GRACE_SECONDS, linger)
     gateway = Gateway(wanted, upstream, fleet, maker, None, None if serving.plain else preset)
     if wanted.sample > 0:
         identity = base.identity

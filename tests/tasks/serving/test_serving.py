@@ -28,13 +28,16 @@ from models.adapters.registry import CHAMPION, Registry
 from models.local.base import load_base
 from models.router.first_observation import embed_openings, openings
 from models.router.router import Router
+from models.serving.fleet.lifecycle import RECONCILE_SECONDS
 from models.serving.gateway.settings import GatewaySettings
+from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from settings import Settings, load_settings
 from tasks.measuring.policy_names import PolicyOptions, parse_policy
 from tasks.measuring.release_policy import load_release
 from tasks.releases import publication
 from tasks.releases.lifecycle import live_release, member_adapters, new_candidate, promote, rollback
 from tasks.releases.lookup import Basis
+from tasks.serving import gateway
 from tasks.serving.blends import parse_weights, publish_blend
 from tasks.serving.gateway import Serving, build_gateway, preset_of, serving_settings
 from tasks.serving.releases import HomeReleases, Routing
@@ -123,6 +126,15 @@ def home(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Itera
 def served(home: Home, **given: Any) -> Any:
     settings, store = serving_settings(home.folder, None, given.get("release", 0))
     return build_gateway(settings, store, Serving(**given), GatewaySettings(blend=0.6))
+
+
+def test_gateways_that_share_servers_leave_one_another_what_was_replaced(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hears of a release while another still sends requests for the one before."""
+    nobody = HttpUpstream(Pool(Servers(["http://127.0.0.1:9"])), "base")
+    monkeypatch.setattr(gateway, "_servers", lambda *_: (nobody, []))
+    assert served(home, servers=("http://127.0.0.1:9",)).gateway.fleet.linger_seconds > RECONCILE_SECONDS
 
 
 def ask(url: str, *said: str, model: str = "trace", **headers: str) -> httpx.Response:
