@@ -12,6 +12,7 @@ only this project reaches it.
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 import threading
@@ -20,6 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
@@ -63,6 +65,17 @@ class ServedModel:
     context: int
 
 
+def address_of(url: str, api_key: str = "") -> tuple[str, dict[str, str]]:
+    """A server's address as it may be told to anybody, without the name and password that may stand in it and without
+    `/v1`; and the header that it is asked with. Logs, errors and pages name addresses."""
+    parts = urlsplit(url.strip().rstrip("/").removesuffix("/v1"))
+    login, _, host = parts.netloc.rpartition("@")
+    sent = f"Bearer {api_key}" if api_key else ""
+    if login:
+        sent = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
+    return parts._replace(netloc=host).geturl(), {"Authorization": sent} if sent else {}
+
+
 def body_of(request: Request, model: str, stop_ids: Collection[int]) -> dict[str, Any]:
     """A turn as a server is asked for it, by rounds and by the gateway alike: all that decides how it is sampled."""
     sampling = request.sampling
@@ -89,12 +102,12 @@ class VllmServer:
     `connections` bounds how many requests are open; `seconds` is the longest wait for one answer."""
 
     def __init__(self, url: str, model: str, api_key: str = "", connections: int = 64, seconds: float = 300.0) -> None:
-        self.url = url.strip().rstrip("/").removesuffix("/v1")
+        self.url, self.headers = address_of(url, api_key)
         self.model = model
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"server address {url!r} is not http(s); give one such as http://127.0.0.1:8000")
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.seconds, self._api_key = seconds, api_key
+            shown = self.url.rpartition("@")[2]
+            raise ConfigurationError(f"server address {shown!r} is not http(s); give one such as http://127.0.0.1:8000")
+        self.seconds, self._given, self._api_key = seconds, url, api_key
         self._client = httpx.Client(
             base_url=self.url,
             headers=self.headers,
@@ -106,11 +119,18 @@ class VllmServer:
 
     def limited(self, seconds: float) -> VllmServer:
         """A client of the same server that waits at most `seconds` for an answer."""
-        return VllmServer(self.url, self.model, self._api_key, 2, min(seconds, self.seconds))
+        return VllmServer(self._given, self.model, self._api_key, 2, min(seconds, self.seconds))
 
     def away(self, said: str) -> ServerAway:
         """The error for an address at which nobody is."""
         return ServerAway(f"no vLLM server answers at {self.url} ({said}); start it or set policy.url", transient=True)
+
+    def refusal(self, path: str, status: int, text: str) -> PolicyError | ConfigurationError:
+        """The error for an answer other than 200; `text` is its body, which may quote what it was asked with."""
+        sent = self.headers.get("Authorization", "").partition(" ")[2]
+        for secret in filter(None, (sent, unquote(urlsplit(self._given).password or ""))):
+            text = text.replace(secret, "***")
+        return refusal(f"{self.url}{path}", status, text)
 
     def close(self) -> None:
         """Close connections; requests that wait for another try give up."""
@@ -332,7 +352,7 @@ class VllmServer:
             ) from problem
         if response.status_code == 200:
             return _document(response)
-        raise refusal(f"{self.url}{path}", response.status_code, response.text)
+        raise self.refusal(path, response.status_code, response.text)
 
 
 def _document(response: httpx.Response) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from models.vllm.answers import (
     come_apart,
     read_completion,
     read_document,
-    refusal,
 )
 from models.vllm.balance import Balance
 from models.vllm.server import COMPLETIONS, EXACT, VllmServer
@@ -267,7 +266,7 @@ class Turns:
             circuit.busy -= 1
         replica.heard, replica.looked = self._loop.time(), None
         if status != 200:
-            refused = refusal(where, status, text.decode(errors="replace"))
+            refused = server.refusal(COMPLETIONS, status, text.decode(errors="replace"))
             if isinstance(refused, ProviderError) and refused.transient and status != 429:  # that is busy, not broken
                 self._failed(replica, refused)
             raise refused

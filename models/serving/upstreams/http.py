@@ -28,7 +28,7 @@ from models.serving.upstreams.contract import DEADLINE, AdapterGone, Replica, Tu
 from models.serving.upstreams.refusals import BROKEN_OFF, check_model, part_of, problem_of, refusal_of
 from models.serving.upstreams.stream_usage import StreamUsage, usage_of
 from models.vllm.balance import Balance
-from models.vllm.server import body_of
+from models.vllm.server import address_of, body_of
 
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
@@ -42,25 +42,25 @@ JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True)
 class Servers:
-    """Addresses (with or without `/v1`), and the key that the servers ask for."""
+    """Addresses (with or without `/v1`, and a login), and the key that the servers ask for."""
 
     urls: Sequence[str]
     key: str = ""
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """Without `/v1`."""
+    def headers(self) -> dict[str, dict[str, str]]:
+        """What each is asked with, by its address as it may be told."""
         if not self.urls:
             raise ConfigurationError("no server is given; name at least one")
-        return tuple(url.rstrip("/").removesuffix("/v1") for url in self.urls)
+        return dict(address_of(url, self.key) for url in self.urls)
 
 
 class Pool:
     """Connections to replicas; a conversation keeps to one while it answers (`Balance`). Used on one event loop."""
 
     def __init__(self, servers: Servers) -> None:
-        self.addresses, self.retries = servers.addresses, 0
-        self._headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
+        self._headers, self.retries = servers.headers, 0
+        self.addresses = tuple(self._headers)
         self._opened: aiohttp.ClientSession | None = None
         self.balance = Balance(self.addresses)
         # When each last gave somebody an answer, or a part of one: servers that hang may still begin answers.
@@ -76,7 +76,6 @@ class Pool:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self._headers,
             )
         return self._opened
 
@@ -98,7 +97,7 @@ class Pool:
             try:
                 try:
                     response = await self._session.post(
-                        f"{address}{path}", data=body, headers=JSON, allow_redirects=False
+                        f"{address}{path}", data=body, headers=JSON | self._headers[address], allow_redirects=False
                     )
                 except aiohttp.ClientConnectionError:
                     self.balance.open(address)
@@ -153,7 +152,8 @@ class Pool:
     async def _look(self, address: str) -> Replica:
         try:
             limit = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
-            async with self._session.get(f"{address}/health", timeout=limit, allow_redirects=False) as answer:
+            headers, where = self._headers[address], f"{address}/health"
+            async with self._session.get(where, headers=headers, timeout=limit, allow_redirects=False) as answer:
                 return Replica(address, answer.status == 200, "" if answer.status == 200 else f"{answer.status}")
         except (aiohttp.ClientError, TimeoutError) as problem:
             return Replica(address, False, type(problem).__name__)

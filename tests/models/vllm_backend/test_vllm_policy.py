@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import errno
 import json
 import os
@@ -12,16 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from environments.contract import Observation, TargetTask
 from errors import AdapterError, ConfigurationError, ContextOverflow, NotFinite, PolicyError, ProviderError
 from models.adapters.files import adapter_digest
 from models.policy import PolicyIdentity, Request, Sampling, TokenPolicy
+from models.serving.upstreams.contract import Replica
+from models.serving.upstreams.http import Pool, Servers
 from models.vllm import policy as vllm_policy
 from models.vllm import server as vllm_server
 from models.vllm.answers import ModelMissing, ServerAway
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import VllmServer
+from tests.models.serving.gateway_servers import serving
 from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 
 BASE = PolicyIdentity("small", "r1", "vllm:base", "", "renderer")
@@ -326,3 +335,41 @@ def test_a_server_that_is_silent_for_the_longest_wait_is_not_waited_for_again(st
         server.score([1, 2, 3], 2)
     assert stub.calls == ["/v1/completions"]
     assert VllmServer(stub.url, "base", seconds=0.1).limited(5.0).seconds == 0.1
+
+
+@pytest.mark.parametrize(("login", "key"), [("me:hunter%2Fsecret@", ""), ("", "sk-secret-1234")])
+def test_no_message_has_the_key_or_login_of_a_server(login: str, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither of its address, nor where the server quotes what it was asked with; the gateway asks it the same way."""
+    seen: list[str] = []
+
+    async def refuse(request: HttpRequest) -> Response:
+        seen.append(request.headers["authorization"])
+        return JSONResponse({"error": {"message": f"who is {seen[-1]}{', hunter/secret' * bool(login)}?"}}, 401)
+
+    paths = ("/v1/models", "/v1/completions", "/health")
+    app = Starlette(routes=[Route(path, refuse, methods=["GET", "POST"]) for path in paths])
+
+    async def at_the_gateway(url: str) -> list[Replica]:
+        pool = Pool(Servers([url], key))
+        async with pool.post("/v1/completions", b"{}") as (address, _):
+            assert address == pool.addresses[0]
+        looked = await pool.replicas()
+        await pool.close()
+        return looked
+
+    with serving(app) as address:
+        url = address.replace("://", f"://{login}")
+        server = VllmServer(url, "base", key)
+        assert server.url == address
+        with pytest.raises(ConfigurationError, match=f"{address}/v1/models answers 401: who is ") as refused:
+            server.limited(5).models()
+        looked = asyncio.run(at_the_gateway(url))
+    with pytest.raises(ServerAway) as away:
+        VllmServer(f"http://{login}127.0.0.1:9", "base", key).models((0.0,))
+    with pytest.raises(ConfigurationError, match=r"server address '127.0.0.1:9' is not http") as wrong:
+        VllmServer(f"{login}127.0.0.1:9", "base", key)
+    told = [*(str(e.value) for e in (refused, away, wrong)), caplog.text, repr(looked)]
+    assert not [text for text in told if "secret" in text or seen[0].partition(" ")[2] in text]
+    plain = base64.b64encode(b"me:hunter/secret").decode()
+    assert set(seen) == {f"Basic {plain}" if login else f"Bearer {key}"}
+    assert len(seen) == 3
