@@ -50,6 +50,7 @@ WAITS = (0.2, 0.5, 1.0, 2.0, 4.0)
 # The second name of a base that docker/vllm/start.sh started: the revision of the weights that the server read.
 WEIGHTS = "weights-"
 COMPLETIONS = "/v1/completions"
+EXAMPLE = "http://127.0.0.1:8000"
 # What a completion is asked with, so that ids and log-probabilities come back.
 EXACT = {"logprobs": 0, "return_token_ids": True}
 # Of /metrics: together they grow as long as the engine works on anything.
@@ -67,8 +68,12 @@ class ServedModel:
 
 def address_of(url: str, api_key: str = "") -> tuple[str, dict[str, str]]:
     """A server's address as it may be told to anybody, without the name and password that may stand in it and without
-    `/v1`; and the header that it is asked with. Logs, errors and pages name addresses."""
-    parts = urlsplit(url.strip().rstrip("/").removesuffix("/v1"))
+    `/v1`; and the header that it is asked with. Logs, errors and pages name addresses. Raises `ConfigurationError`
+    where it is no address."""
+    try:
+        parts = urlsplit(url.strip().rstrip("/").removesuffix("/v1"))
+    except ValueError as problem:  # it may hold a password, so it is not repeated
+        raise ConfigurationError(f"a server address is none ({problem}); give one such as {EXAMPLE}") from None
     login, _, host = parts.netloc.rpartition("@")
     sent = f"Bearer {api_key}" if api_key else ""
     if login:
@@ -106,7 +111,7 @@ class VllmServer:
         self.model = model
         if not self.url.startswith(("http://", "https://")):
             shown = self.url.rpartition("@")[2]
-            raise ConfigurationError(f"server address {shown!r} is not http(s); give one such as http://127.0.0.1:8000")
+            raise ConfigurationError(f"server address {shown!r} is not http(s); give one such as {EXAMPLE}")
         self.seconds, self._given, self._api_key = seconds, url, api_key
         self._client = httpx.Client(
             base_url=self.url,

@@ -319,6 +319,11 @@ def test_a_server_that_is_not_as_needed_is_refused_at_once(stub: Stub) -> None:
         VllmServer("localhost:8000", "base")
     with pytest.raises(ServerAway):
         VllmServer("http://127.0.0.1:9", "base").check()
+    with pytest.raises(
+        ConfigurationError, match=r"a server address is none \(Invalid IPv6 URL\); give one such as http"
+    ) as none:
+        VllmServer("http://me:secret@[::1", "base")
+    assert "secret" not in str(none.value)
 
 
 def test_a_name_that_nobody_loaded_is_told_apart(stub: Stub) -> None:
