@@ -34,6 +34,19 @@ class Chancy(Counting):
         return super().reset(changed)
 
 
+class OfTheClass(Counting):
+    """What it is about lies in the class: each reset starts anew, and the last one counts for all that are open."""
+
+    def reset(self, task: TargetTask) -> Observation:
+        shown = super().reset(task)
+        OfTheClass.number = self.n
+        return shown
+
+    def step(self, action: Action) -> Observation:
+        self.n = OfTheClass.number
+        return super().step(action)
+
+
 class Of(CountingTarget):
     def __init__(self, kind: type[Counting]) -> None:
         self.kind, self.made = kind, 0
@@ -61,12 +74,22 @@ def test_what_an_episode_leaves_to_the_next_is_told(caplog: pytest.LogCaptureFix
     assert f"{2 * LOOKED_AT} of {2 * LOOKED_AT} episodes" in told(Of(Chancy), caplog)
 
 
+def test_episodes_that_share_their_state_while_both_are_open_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    said = told(Of(OfTheClass), caplog)
+    assert f"{LOOKED_AT} of {2 * LOOKED_AT} episodes of counting came to something else" in said
+    assert "each with another one in its middle: task 't0', played by its reference solution, first success" in said
+    one = Of(Counting)
+    shared = Counting()
+    one.environment = lambda: shared  # type: ignore[method-assign]
+    assert "episodes of counting came to something else" in told(one, caplog)
+
+
 def test_what_repeats_is_not_told_of_and_ours_is_not_played(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = Of(Counting)
     assert told(sound, caplog) == ""
-    assert sound.made == 4 * LOOKED_AT
+    assert sound.made == 6 * LOOKED_AT  # each again, with another in its middle
     monkeypatch.setattr(repeats, "builtin_names", lambda: ["counting"])
     assert told(Of(Leaving), caplog) == ""
 
