@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from db import GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
 from environments.contract import Environment, Target, TargetTask
-from errors import StageHeld, StoreError
+from errors import StageHeld, StoreError, TargetError
 from models.adapters.registry import Registry
 from models.adapters.releases import answering
 from models.local.base import BaseModel, load_base
@@ -35,6 +36,7 @@ from tasks.round.results import StageResult
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import first_opening
+from tasks.round.traffic import TRAFFIC
 from tasks.unattended.limits import RoundLimits
 from tasks.unattended.progress import Stopwatch
 from tasks.unattended.stalls import pulse
@@ -127,7 +129,23 @@ class Context:
 
     @cached_property
     def target(self) -> Target:
-        return target_of(self.settings, self.store, self.client)
+        found = target_of(self.settings, self.store, self.client)
+        self._refuse_other_data(found)
+        return found
+
+    def same_data(self) -> None:
+        """Raise `TargetError` where the target's data, once it is loaded, are no longer those that the round began
+        with: what is played on them would be stored as played on the others."""
+        if "target" in self.__dict__:
+            self._refuse_other_data(self.target)
+
+    def _refuse_other_data(self, target: Target) -> None:
+        began, now = self.round.data_hash, target.data_hash
+        if now != began and self.round.target != TRAFFIC:  # users go on talking; a round keeps what it began with
+            raise TargetError(
+                f"the data of {self.round.target} changed from {began} to {now} since round {self.round.number} began, "
+                f"or are others on {platform.node()}; the next round begins with the new ones, or put the old ones back"
+            )
 
     @cached_property
     def base(self) -> BaseModel:

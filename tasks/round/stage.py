@@ -258,6 +258,7 @@ class Stage(Generic[P, R]):
             METRICS.stage(place),
             tracing.span(row.name, {f"trace.{k}": v for k, v in place.fields().items()}, context.span),
         ):
+            context.same_data()
             done = work()
         # What the last attempt spent; what earlier ones did is known by its sum only.
         result = done.model_copy(

@@ -37,7 +37,8 @@ class Reached(BaseException):
 def context(settings_folder: Path) -> Iterator[Context]:
     files = (settings_folder / "share").as_uri()
     opened = open_context(load_settings(profile="smoke", home=settings_folder / "home", files=files))
-    opened.__dict__.update(base=Mock(), target=Mock(), registry=Mock())
+    target = Mock(data_hash=opened.round.data_hash)
+    opened.__dict__.update(base=Mock(), target=target, registry=Mock())
     yield opened
     forget(opened.round.id)
 

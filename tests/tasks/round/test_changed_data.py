@@ -1,0 +1,59 @@
+"""A round plays the data that it began with: what is played on others would be stored under their hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from environments.contract import TargetTask
+from errors import TargetError
+from settings import load_settings
+from tasks.round.context import Context
+from tasks.round.results import SelectResult
+from tasks.round.stage import adopt, forget, open_context, stage
+
+
+class FromFile:
+    """A target of somebody's own whose data hash is that of a file."""
+
+    name, licence, data_hash = "mine", "MIT", "one"
+
+    def tasks(self, split: str) -> list[TargetTask]:
+        return [TargetTask(split, split, "f", 0)]
+
+    def environment(self) -> None: ...
+
+
+@stage("select")
+def selected(context: Context) -> SelectResult:
+    return SelectResult(selected=[context.target.data_hash])
+
+
+@pytest.fixture
+def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    monkeypatch.setattr("tasks.round.traffic.load_target", lambda *given: FromFile())
+    opened = open_context(load_settings(profile="smoke", target="mine:target", home=settings_folder / "home"))
+    yield opened
+    forget(opened.round.id)
+
+
+def test_a_stage_whose_data_changed_while_the_round_went_on_is_not_done(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert context.target.data_hash == "one"
+    monkeypatch.setattr(FromFile, "data_hash", "two")
+    with pytest.raises(TargetError, match="the data of mine:target changed from one to two since round 1 began"):
+        selected.do(context)
+    monkeypatch.setattr(FromFile, "data_hash", "one")  # put back, and the round goes on
+    assert selected.do(context).selected == ["one"]
+
+
+def test_a_process_that_has_other_data_plays_no_part_of_the_round(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = adopt(context.settings, context.store, context.round)
+    monkeypatch.setattr(FromFile, "data_hash", "two")
+    with pytest.raises(TargetError, match=r"changed from one to two .*, or are others on "):
+        selected.do(joined)
