@@ -39,6 +39,7 @@ from tasks.round.preflight import check_analyst
 from tasks.round.registry import mlflow_failures, open_registry
 from tasks.round.results import StageResult
 from tasks.round.stored import StoredRound
+from tasks.targets.moved import refuse_moved
 from tasks.unattended.alive import LEASE_SECONDS, has_ended, other_worker
 from tasks.unattended.stalls import pulse
 
@@ -59,9 +60,10 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     store = open_store(settings.database_url)
     with closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
-        checked_tasks(target)
+        tasks = checked_tasks(target)
         check_user(settings, target)
         check_analyst(settings, target, store)
+    refuse_moved(store, settings.target, target.data_hash, tasks)
     parent = _parent(settings, store, target.data_hash)
     running = {r.id for r in store.rows(Round, target=settings.target, state=RoundState.RUNNING)}
     found = None if fresh else _round_to_resume(store, settings, target.data_hash, parent)
