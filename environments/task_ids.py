@@ -37,11 +37,19 @@ def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
 
 def _refuse_others_later(target: Target, split: str, tasks: Sequence[TargetTask]) -> None:
     """Refuse a split that is another one when it is asked for again: two policies would be compared on tasks that have
-    nothing but their ids in common. Tasks may be added meanwhile."""
+    nothing but their ids in common, and each stage would play a part of its own. Tasks may be added meanwhile."""
     again = {task.id: _told(task) for task in given(target, f"tasks({split!r})", partial(target.tasks, split))}
+    known = {task.id for task in tasks}
     changed = next((t.id for t in tasks if t.id in again and _told(t) != again[t.id]), None)
-    if changed is None and tasks and not any(task.id in again for task in tasks):
-        changed = tasks[0].id
+    gone = next((task.id for task in tasks if task.id not in again), None)
+    # Of a sample some have gone and others have come.
+    if changed is None and gone is not None and (again.keys() - known or again.keys().isdisjoint(known)):
+        changed = gone
+    if changed is None and [t.id for t in tasks if t.id in again] != [i for i in again if i in known]:
+        raise TargetError(
+            f"tasks({split!r}) of target {target.name!r} gives the tasks in another order when it is asked again; give "
+            "them in the same order every time: a round that plays some of them takes these by their places"
+        )
     if changed is not None:
         raise TargetError(
             f"tasks({split!r}) of target {target.name!r} gives another task for {changed!r}, or none, when it is asked "

@@ -170,6 +170,26 @@ def test_a_split_is_the_same_when_it_is_asked_for_again(named: str) -> None:
         checked_tasks(Given(changing))
 
 
+def test_a_sample_and_another_order_are_not_the_same_split() -> None:
+    pool, at = [f"{n:03}" for n in range(100)], count(0)
+
+    def window(split: str) -> list[TargetTask]:
+        first = next(at)
+        return [task(f"{split}-{n}", split) for n in pool[first : first + 40]]
+
+    with pytest.raises(TargetError, match="gives another task for 'diagnosis-000', or none, when it is asked again"):
+        checked_tasks(Given(window))
+
+    def turned(split: str) -> list[TargetTask]:
+        return [task(f"{split}-{n}", split) for n in (pool[::-1] if next(at) % 2 else pool)]
+
+    with pytest.raises(TargetError, match=r"tasks\('diagnosis'\) of target 'given' gives the tasks in another order"):
+        checked_tasks(Given(turned))
+    left = iter([1, 1, 1, 0])
+    with pytest.raises(TargetError, match="another task for 'diagnosis', or none"):
+        checked_tasks(Given(lambda split: [task(split, split)] * next(left)))
+
+
 def test_a_split_may_grow() -> None:
     drawn = count(1)
     assert checked_tasks(Given(lambda split: [task(f"{split}-{n}", split) for n in range(next(drawn))]))
