@@ -66,4 +66,8 @@ def _contents(target: Target, splits: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _whole(task: TargetTask) -> list[str]:
-    return [task.family, json.dumps(dict(task.payload), sort_keys=True, default=repr)]
+    try:
+        payload = json.dumps(dict(task.payload), sort_keys=True, default=repr)
+    except (TypeError, ValueError, RecursionError):  # no JSON: keys of several kinds, or it holds itself
+        payload = repr(task.payload)
+    return [task.family, payload]

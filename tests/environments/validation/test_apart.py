@@ -104,6 +104,16 @@ def test_tasks_that_are_in_two_splits_are_told_by_what_they_hold() -> None:
     assert repeated(target) == "10 of 50 tasks of test are tasks of diagnosis, too, such as 'test-40'"
 
 
+@pytest.mark.parametrize("keys", [("a", 1), (("a",), "b")])
+def test_payloads_with_keys_of_several_kinds_are_told_apart(keys: tuple[Any, Any]) -> None:
+    class Keyed(Numbers):
+        def tasks(self, split: str) -> Sequence[TargetTask]:
+            return [TargetTask(f"{split}-{n}", split, "say", n, {keys[0]: n, keys[1]: split[:1]}) for n in range(2)]
+
+    assert repeated(Keyed(abs)) == ""
+    assert not not_apart(Keyed(abs), [TargetTask("fresh", "generated", "say", 9, {keys[0]: 9, keys[1]: "v"})])
+
+
 def test_payloads_that_tell_no_tasks_apart_repeat_nothing() -> None:
     class Seeds(Numbers):
         def tasks(self, split: str) -> Sequence[TargetTask]:
