@@ -166,8 +166,8 @@ def table(rows: Sequence[EvaluationRow]) -> list[str]:
         for r in mine:
             lines.append(_line(r.policy, wide, r.scored, sum(r.lost.values())))
             lines += [_line("  " + f, wide, s, None) for f, s in _shown(r).items()]
-            if len(r.families) > FAMILIES_SHOWN:
-                lines.append(f"  ... and {len(r.families) - FAMILIES_SHOWN} smaller families (--json)")
+            if 0 < len(_shown(r)) < len(r.families):
+                lines.append(f"  ... and {len(r.families) - FAMILIES_SHOWN} families more (--json)")
         lines += [note for r in mine for note in _notes(r)]
         lines.append("")
     return lines[:-1]

@@ -68,6 +68,9 @@ def test_figures_by_family_and_the_no_op_row(tmp_path: Path) -> None:
     assert "data counting-1, user: none" in text
     assert "  even" in text
     assert text.index("oracle ") < text.index("noop ")
+    many = {f"f{n}": oracle.scored for n in range(14)}
+    wide = table([row.model_copy(update={"families": many}) for row in (oracle, noop)])
+    assert sum("2 families more (--json)" in line for line in wide) == 1, "under no-op none is shown"
 
 
 def test_the_release_that_was_played_is_stored_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
