@@ -34,6 +34,9 @@ def observed(observation: Observation, name: str) -> Observation:
     if not isinstance(observation, Observation):
         kind = type(observation).__name__
         raise EnvironmentFault(f"{name}() returned {kind}; return environments.contract.Observation")
+    if not isinstance(observation.messages, tuple | list):  # a generator would be read here, and nothing said
+        kind = type(observation.messages).__name__
+        raise EnvironmentFault(f"{name}() gave its messages as a {kind}; give a tuple of contract.Message, () for none")
     for message in observation.messages:
         _refuse_message(message, f"{name}()")
     if observation.done and name == "reset":  # nothing would be asked, routed or learnt

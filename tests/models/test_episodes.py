@@ -120,7 +120,8 @@ FAULTS = {
         giving("step", Observation((Message("assistant", "", (ToolCall("f", {"a": {1}}),)),))),
         "no JSON",
     ),
-    "step gives no list": (giving("step", Observation(None)), "step raised TypeError"),  # type: ignore[arg-type]
+    "step gives no list": (giving("step", Observation(None)), "its messages as a NoneType"),  # type: ignore[arg-type]
+    "reset gives a generator": (giving("on_reset", Observation(m for m in [Message("user", "x")])), "as a generator"),  # type: ignore[arg-type]
     "step gives a deep call": (
         giving("step", Observation((Message("assistant", "", (ToolCall("f", {"a": nested(500)}),)),))),
         "nested deeper",
