@@ -46,8 +46,8 @@ class PlayedTrace:
 
 
 def spans_of(trace: PlayedTrace) -> Iterator[Any]:
-    """The spans of a trace as MLflow's entities, the episode's own first. A stored episode knows how long its turns
-    took, not when: they are laid one after another, up to its end."""
+    """The spans of a trace as MLflow's entities, the episode's own first. A stored episode knows how long tools took to
+    answer, not when: they are laid one after another, up to its end."""
     from mlflow.entities import Span
 
     length = max(trace.seconds, sum(s.milliseconds for s in trace.spans) / 1000, 1e-3)

@@ -11,7 +11,7 @@ from models.adapters.runs import RunLog
 from models.adapters.traces import PlayedSpan, PlayedTrace
 from tasks.episodes.groups import Group, training_groups
 from tasks.episodes.pages import trained_adapters
-from tasks.episodes.shown import Hide, ShownTurn, shown_episode
+from tasks.episodes.shown import Hide, ShownEpisode, ShownTurn, shown_episode
 from tasks.reporting.figures import RoundFigures
 from tasks.round.results import TrainResult
 from tasks.round.stored import StoredRound
@@ -55,7 +55,7 @@ def trace_of(row: TrajectoryRow, group: Group, capability: str, hide: Hide) -> P
         name=f"{capability}, step {group.step}: {row.task_id}",
         inputs={"task": row.task_id, "asked": first},
         outputs=outcome | ({"error": shown.error} if shown.error else {}),
-        spans=tuple(_spans(row, shown.turns)),
+        spans=tuple(_spans(shown.turns, _carried_out(row, shown))),
         tags=tags,
         session=f"{row.adapter_id or 'base'}/{group.key}",
         ended=int(row.created_at.timestamp() * 1e9),
@@ -64,17 +64,28 @@ def trace_of(row: TrajectoryRow, group: Group, capability: str, hide: Hide) -> P
     )
 
 
-def _spans(row: TrajectoryRow, turns: Iterable[ShownTurn]) -> Iterable[PlayedSpan]:
-    """A span for each turn of the agent, with what was said before it, and one for each answer of a tool."""
-    times = iter([step.milliseconds for step in row.steps])
+def _carried_out(row: TrajectoryRow, shown: ShownEpisode) -> list[float]:
+    """Milliseconds that the environment took to carry out each of the agent's turns that are shown."""
+    took = [step.milliseconds for step in row.steps]
+    if not shown.left_out:
+        return took
+    half = len(shown.turns) // 2  # what is between the halves is not shown
+    first, last = (sum(t.role == "assistant" for t in part) for part in (shown.turns[:half], shown.turns[half:]))
+    return took[:first] + took[len(took) - last :]
+
+
+def _spans(turns: Iterable[ShownTurn], took: Iterable[float]) -> Iterable[PlayedSpan]:
+    """A span for each turn of the agent, with what was said before it, and one for each answer of a tool. The first
+    answer has the milliseconds that all of its turn's took; how long a turn was sampled is not stored."""
+    times, carried = iter(took), 0.0
     heard: list[dict[str, Any]] = []
     for turn in turns:
         told = {"role": turn.role, "content": turn.text, **({"calls": list(turn.calls)} if turn.calls else {})}
         if turn.role == "assistant":
-            yield PlayedSpan("turn", "LLM", heard, told, next(times, 0.0))
-            heard = []
+            yield PlayedSpan("turn", "LLM", heard, told, 0.0)
+            heard, carried = [], next(times, 0.0)
         elif turn.role == "tool":
-            yield PlayedSpan("tool", "TOOL", heard[-1:], told, 0.0)
-            heard = [*heard, told]
+            yield PlayedSpan("tool", "TOOL", heard[-1:], told, carried)
+            heard, carried = [*heard, told], 0.0
         else:
             heard = [*heard, told]

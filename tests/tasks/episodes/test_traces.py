@@ -35,7 +35,7 @@ def test_an_episode_is_told_turn_by_turn_without_secrets(store: Store) -> None:
     (group,) = training_groups(store, made.round.id, "told", str).groups
     told = trace_of(row, group, CAPABILITY, lambda text: text.replace("hunter22", "(hidden)"))
     assert [(s.name, s.kind, s.milliseconds) for s in told.spans] == [
-        ("turn", "LLM", 120.0), ("tool", "TOOL", 0.0), ("turn", "LLM", 80.0),
+        ("turn", "LLM", 0.0), ("tool", "TOOL", 120.0), ("turn", "LLM", 0.0),
     ]  # fmt: skip
     assert told.spans[0].inputs == [{"role": "user", "content": "Cancel 7, my key is (hidden)"}]
     assert told.spans[0].outputs["calls"] == ["cancel(order=7)"]
@@ -49,6 +49,17 @@ def test_an_episode_is_told_turn_by_turn_without_secrets(store: Store) -> None:
     assert "hunter22" not in repr(told)
     lost = store.trajectory(made.episode("p", "cancel-7", 700_021, 1, None, **given))
     assert trace_of(lost, group, CAPABILITY, str).failed
+
+
+def test_what_a_step_took_stands_at_its_own_answer_also_behind_turns_that_are_left_out(store: Store) -> None:
+    made = Practised(store, steps=1)
+    one = [{"role": "assistant", "content": "look"}, {"role": "tool", "content": "ok", "name": "look"}]
+    steps = [StepRow({}, [], 1, float(n)) for n in range(40)]
+    given = {"purpose": "training", "adapter_id": "long", "messages": one * 40, "steps": steps}
+    row = store.trajectory(made.episode("long", "t", 700_021, 0, 0.5, **given))
+    (group,) = training_groups(store, made.round.id, "long", str).groups
+    took = [s.milliseconds for s in trace_of(row, group, CAPABILITY, str).spans if s.kind == "TOOL"]
+    assert took == [*map(float, range(6)), *map(float, range(34, 40))]
 
 
 def test_at_most_so_many_of_a_group_are_logged_and_once(store: Store, tmp_path: Path) -> None:
