@@ -64,10 +64,12 @@ def run(rounds: int, seed: int, profile: str, home: Path) -> None:
     """Rounds until the home has as many as wanted, each in a process of its own."""
     command = [sys.executable, "-m", "flows.cli.main", "improve", "--profile", profile, "--seed", str(seed)]
     while True:
-        listed = subprocess.run(
-            [*command[:3], "rounds", "--json", "--home", str(home)], check=True, capture_output=True, text=True
-        )
-        ended = [r for r in json.loads(listed.stdout) if r["state"] in ENDED]
+        ended = []
+        if (home / "trace.db").is_file():  # the first round makes it
+            listed = subprocess.run(
+                [*command[:3], "rounds", "--json", "--home", str(home)], check=True, capture_output=True, text=True
+            )
+            ended = [r for r in json.loads(listed.stdout) if r["state"] in ENDED]
         if len(ended) >= rounds:
             return
         began = time.monotonic()

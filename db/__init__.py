@@ -32,7 +32,7 @@ from db.rows import (
     Written,
 )
 from db.shards import Shards
-from db.store import Store, open_store
+from db.store import Store, open_store, open_stored
 from db.values.ids import row_id
 from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, ShardState, StageState
 
@@ -75,5 +75,6 @@ __all__ = [
     "VerdictRow",
     "Written",
     "open_store",
+    "open_stored",
     "row_id",
 ]

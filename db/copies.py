@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from errors import StoreError
+from db.engine import parse_url
+from errors import ConfigurationError, StoreError
 
 _WAIT_SECONDS = 30.0
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -21,6 +22,18 @@ def sqlite_file(url: str) -> Path | None:
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
         return None
     return Path(parsed.database).resolve()
+
+
+def check_there(url: str) -> None:
+    """Raise `ConfigurationError` where a SQLite file is not there: to open it would make it, and its folder, and a home
+    whose name was mistyped would be told of as an empty one. So it does for an address that cannot work."""
+    parse_url(url)
+    file = sqlite_file(url)
+    if file is not None and not file.is_file():
+        raise ConfigurationError(
+            f"there is no home in {file.parent}: {file} is missing; give another --home, or run 'trace-agent improve' "
+            "there first"
+        )
 
 
 def copy_sqlite(source: Path, destination: Path) -> None:

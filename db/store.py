@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlalchemy import Connection, and_, delete, func, select, update
 
 from db import queries, writes
+from db.copies import check_there
 from db.engine import Engines, database_time, lock_writers, make_engines, parse_url, show, speaking
 from db.ledger import Presence, Stage, owner_name
 from db.migrate import ensure_schema
@@ -330,6 +331,13 @@ def open_store(url: str) -> Store:
         engines.dispose()
         raise
     return Store(engines)
+
+
+def open_stored(url: str) -> Store:
+    """`open_store` for commands about what is stored already. Raises `ConfigurationError` for a SQLite file that is not
+    there, and makes none."""
+    check_there(url)
+    return open_store(url)
 
 
 def _of_round(round_id: str | None, equals: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,13 +19,15 @@ def upgrade(
     home: Home = None,
 ) -> None:
     """Bring the database to the newest schema, in one transaction. Make a backup first; stop what else uses it."""
+    from db.copies import check_there
     from db.engine import parse_url, show
     from db.migrate import upgrade_database
     from settings import load_settings
 
     url = load_settings(home=home).database_url
-    before, after = upgrade_database(url)
     where = show(parse_url(url))
+    check_there(url)
+    before, after = upgrade_database(url)
     if before == after:
         typer.echo(f"{where} has the newest schema, {after}, already")
     else:

@@ -37,14 +37,14 @@ def watch(
     home: Home = None,
 ) -> None:
     """Compare what is live with what it replaced, once: fresh tasks and feedback. Exit 1 after a significant fall."""
-    from db import open_store
+    from db import open_stored
     from settings import load_settings
     from tasks.operations.watch import watch_release, watch_text
     from tasks.releases.lookup import target_named
     from tasks.round.preflight import preflight
 
     settings = load_settings(target=target, profile=profile, base_model=base_model, home=home)
-    with open_store(settings.database_url) as store:
+    with open_stored(settings.database_url) as store:
         settings = settings.model_copy(update={"target": target_named(store, settings, live=True)})
     preflight(settings)
     watched = watch_release(settings)

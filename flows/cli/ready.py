@@ -29,13 +29,13 @@ def loading() -> Iterator[None]:
 
 
 def open_home(home: Path | None) -> tuple[Any, Any]:
-    """Settings and store of a home (None: the one that is set)."""
+    """Settings and store of a home (None: the one that is set), which has to be there."""
     with loading():
-        from db import open_store
+        from db import open_stored
         from settings import load_settings
 
     settings = load_settings(home=home)
-    return settings, open_store(settings.database_url)
+    return settings, open_stored(settings.database_url)
 
 
 def ready(

@@ -24,13 +24,13 @@ def add_releases(app: typer.Typer) -> None:
 def _open(target: str | None, home: Path | None, live: bool = False) -> tuple[str, Any, Any]:
     """Target, store and registry: of the target that is given or set, else of the newest round's, as it is served, or,
     with `live`, of what has a release that is."""
-    from db import open_store
+    from db import open_stored
     from settings import load_settings
     from tasks.releases.lookup import target_named
     from tasks.round.registry import open_registry
 
     settings = load_settings(target=target, home=home)
-    store = open_store(settings.database_url)
+    store = open_stored(settings.database_url)
     name = target_named(store, settings, live)
     return name, store, open_registry(settings, name)
 

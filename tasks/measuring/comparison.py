@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from db import open_store
+from db import open_stored
 from errors import ConfigurationError
 from settings import load_settings
 from tasks.measuring.gate_plan import p_text
@@ -129,7 +129,7 @@ def compare_named(a: str, b: str, target: str | None = None, home: Path | None =
     if is_file(a) and is_file(b):
         return compare(read_outcomes(Path(a)), read_outcomes(Path(b)))
     settings = load_settings(target=target, home=home)
-    with open_store(settings.database_url) as store:
+    with open_stored(settings.database_url) as store:
         names = [what for what in (a, b) if not is_file(what)]
         of = settings.target if all(map(is_evaluation, names)) else target_named(store, settings)
         # A file does not say which data it is of.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from db import CheckRow, ConversationRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
+from db.copies import sqlite_file
 from environments.contract import Message, Prompt, Target, TargetTask, Termination, content_hash
 from environments.targets.catalogue import load_target
 from environments.targets.third_party.adapter import TargetInfo
@@ -193,7 +194,8 @@ def target_named(name: str, store: Store, user: str, user_model: UserModel | Non
 def describe_traffic(home: Path | None) -> list[TargetInfo]:
     """A line for the target `traffic` when users gave feedback; nothing is created to find out."""
     settings = load_settings(home=home)
-    if not settings.database and not (settings.folder / "trace.db").is_file():
+    file = sqlite_file(settings.database_url)
+    if file is not None and not file.is_file():
         return []
     with open_store(settings.database_url) as store:
         target = TrafficTarget(store)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from db import ReleaseRow, Round, Store, open_store
+from db.copies import check_there
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.limits import ServerLimits, linear_modules
@@ -65,6 +66,10 @@ def serving_settings(home: Path | None, target: str | None, release: int = 0) ->
     the newest round's), and the home's store: what was trained is what is served. Raises `NoRound` for a home without
     a round, `StoreError` for a `release` that it does not have."""
     settings = load_settings(home=home, target=target)
+    try:
+        check_there(settings.database_url)
+    except ConfigurationError as problem:
+        raise NoRound(str(problem)) from None
     store, wanted_target = open_store(settings.database_url), set_target(settings)
     row = served_round(store, wanted_target)
     if row is None:

@@ -13,7 +13,7 @@ from errors import ConfigurationError
 from flows import serve
 from models.serving.gateway.settings import GatewaySettings
 from settings import load_settings
-from tasks.serving.gateway import Serving
+from tasks.serving.gateway import NoRound, Serving
 
 
 def add_round(home: Path, target: str) -> None:
@@ -30,6 +30,10 @@ def test_it_waits_for_a_round_on_its_target(
         looks.append(seconds)
         add_round(settings_folder, "other" if len(looks) == 1 else "shop")
 
+    home = settings_folder / "mistyped"
+    with pytest.raises(NoRound, match=rf"no home in {home}"):
+        serve.run_gateway(home, "shop", Serving(), GatewaySettings(), "127.0.0.1", 0)
+    assert not home.exists(), "who only looks makes no home"
     with caplog.at_level(logging.INFO, "trace"):
         serve.wait_for_round(settings_folder, "shop", sleep)
     assert looks == [serve.LOOK_SECONDS] * 2, "a round on another target is not its own"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from db import open_store
 from tests.db.homes.prefect_homes import prefect_home
 
 ROOT = Path(__file__).parents[2]
@@ -98,4 +99,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_nothing_there_yet(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     assert "improve" in refused(trace_agent(tmp_path, "status", "--home", home))
+    open_store(f"sqlite:///{home}/trace.db").close()
+    assert "no round" in refused(trace_agent(tmp_path, "status", "--home", home))
     assert "'abc'" in refused(trace_agent(tmp_path, "show", "abc", "--home", home))

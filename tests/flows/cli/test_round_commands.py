@@ -27,7 +27,7 @@ from db import (
     open_store,
     row_id,
 )
-from errors import StoreError
+from errors import ConfigurationError, StoreError
 from flows.cli.main import app
 from settings import Settings, load_settings
 from tasks.reporting.figures import HistoryRow, Rate
@@ -51,6 +51,17 @@ def run(settings: Settings, *words: str) -> str:
     done = CliRunner().invoke(app, [*words, "--home", str(settings.folder)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["rounds", "status", "report", "show 1", "history", "rollback", "promote 1", "watch", "environments list",
+     "compare release@1 release@0", "db upgrade"],
+)  # fmt: skip
+def test_a_home_whose_name_is_mistyped_is_not_made(settings: Settings, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"there is no home in {settings.folder}: .* is missing; give another"):
+        CliRunner().invoke(app, [*words.split(), "--home", str(settings.folder)], catch_exceptions=False)
+    assert not settings.folder.exists()
 
 
 def again(store: Store, seed: int = 0) -> Round:

@@ -41,3 +41,10 @@ def test_what_a_target_prints_when_it_is_loaded_is_no_part_of_the_list(
     done = CliRunner().invoke(app, ["targets", "--json"])
     assert json.loads(done.stdout)[0]["name"] == "theirs"
     assert "loading 12" in done.stderr
+
+
+def test_a_store_that_is_not_there_is_not_made(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACE_DATABASE", f"sqlite:///{settings_folder}/mistyped/trace.db")
+    monkeypatch.setattr(catalogue, "describe_targets", lambda user: [TargetInfo("here", "MIT", {"test": 3}, "abc")])
+    assert CliRunner().invoke(app, ["targets"], catch_exceptions=False).stdout.startswith("here test 3")
+    assert not (settings_folder / "mistyped").exists()

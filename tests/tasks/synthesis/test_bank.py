@@ -175,7 +175,7 @@ def test_a_module_for_a_capability_of_another_name_is_about_both(stored: Any, tm
 
 def test_the_commands_list_show_validate_and_play(tmp_path: Path, settings_folder: Path) -> None:
     run, home = CliRunner(), ["--home", str(tmp_path / "home")]
-    (tmp_path / "home").mkdir()
+    open_store(f"sqlite:///{tmp_path / 'home' / 'trace.db'}").close()
     said = run.invoke(app, ["environments", "list", *home])
     assert "no environment was accepted yet" in said.output
     with open_store(f"sqlite:///{tmp_path / 'home' / 'trace.db'}") as store:
