@@ -9,7 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Connection, and_, delete, func, select, update
+from sqlalchemy import Connection, and_, func, select, update
 
 from db import queries, writes
 from db.copies import check_there
@@ -21,7 +21,15 @@ from db.rows.contract import AnyRow
 from db.schema import TABLES
 from db.shards import Shards
 from db.values.ids import row_id
-from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, is_final, parse_state
+from db.values.states import (
+    AdapterState,
+    EnvironmentState,
+    ReleaseState,
+    RoundState,
+    StageState,
+    is_final,
+    parse_state,
+)
 from db.values.text import dump_json, encodable
 from errors import StoreError
 
@@ -182,10 +190,14 @@ class Store:
         return Shards(self._write, self._read, round_id)
 
     def reopen_stages(self, round_id: str, names: Sequence[str]) -> None:
-        """Owe these stages of a round again: what they stored as their result is forgotten."""
+        """Owe these stages of a round again: what they stored as their result is forgotten. The time that they took is
+        not: limits and histories count it."""
         table = TABLES[StageRow.TABLE]
+        kept = ("id", "round_id", "name", "seconds", "attempt")
+        forgotten = {column.name: None for column in table.columns if column.name not in kept}
         with self._write() as connection:
-            connection.execute(delete(table).where(table.c.round_id == round_id, table.c.name.in_(list(names))))
+            owed = update(table).where(table.c.round_id == round_id, table.c.name.in_(list(names)))
+            connection.execute(owed.values(**forgotten | {"state": StageState.PENDING}))
 
     # Trajectories
 

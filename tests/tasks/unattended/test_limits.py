@@ -101,6 +101,26 @@ def test_time_at_work_counts_what_died_and_what_ran_side_by_side_once() -> None:
     assert at_work([row("f", 0, 7.0, finished_at=-3600)]) == 7.0, "the clock was set back, after an earlier attempt"
 
 
+def test_work_that_is_taken_back_still_counts(store: Store, settings_folder: Path) -> None:
+    """An environment that was trained on is withdrawn, and its stages are owed again: a round that goes on later has
+    had those hours all the same, and its history, too."""
+    round_id = limits(store, settings_folder).round.id
+    for stage in (store.stage(round_id, "train:refund"), store.stage(round_id, "train:exchange")):
+        assert stage.claim()
+        stage.finish({"adapter": "a"})
+    with store.transaction() as connection:
+        connection.exec_driver_sql("UPDATE stages SET seconds = 7200.0")
+    store.reopen_stages(round_id, ["train:refund"])
+    again = store.stage(round_id, "train:refund")
+    row = again.row()
+    assert (row.state, row.result, row.seconds, row.owner) == (StageState.PENDING, None, 7200.0, None)
+    assert limits(store, settings_folder).hours() == pytest.approx(4, abs=0.01)
+    assert store.worked() == {round_id: 14_400.0}
+    assert again.claim()
+    again.finish({"adapter": "b"})
+    assert again.row().seconds == pytest.approx(7200, abs=60)
+
+
 def test_episodes_are_refused_before_they_are_played(store: Store, settings_folder: Path) -> None:
     held = limits(store, settings_folder, rollouts=5)
     store.add_trajectories([trajectory(held.round.id, str(i)) for i in range(2)])
