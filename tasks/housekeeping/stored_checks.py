@@ -16,6 +16,7 @@ from db.engine import make_engines, parse_url, show
 from db.migrate import known_revisions, stored_revision
 from db.rows import PROCESS
 from db.schema import HEAD
+from db.values.states import is_final
 from db.values.types import utc_now
 from errors import AdapterError, StoreError
 from models.adapters.addresses import artifact_roots
@@ -98,6 +99,7 @@ def leases(store: Store) -> Iterator[Finding]:
     rounds = {r.id: r for r in store.rows(Round)}
     now, stages = utc_now(), store.rows(StageRow, state=StageState.RUNNING)
     left = [row for row in stages if row.lease_until is not None and row.lease_until < now]
+    left = [row for row in left if not is_final(rounds[row.round_id].state)]
     # Who left a stage is told with it. A round that has ended is owed nothing.
     told = {row.round_id for row in left} | {i for i, r in rounds.items() if r.state != RoundState.RUNNING}
     told |= {row.round_id for row in store.held()}  # another process goes on with it
