@@ -17,7 +17,7 @@ from flows.runs.one_at_a_time import deaths_before
 from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
-from tasks.housekeeping.retention import forget, forgotten_text, removal_text, removals, remove
+from tasks.housekeeping.retention import forget, forgotten_text, give_up, removal_text, removals, remove
 from tasks.operations.announcements import failure_announced, settings_announced, tell_last_run
 from tasks.unattended.notices import Notice, deliver, notify
 
@@ -46,8 +46,10 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
         tell_last_run(settings, "housekeeping", deaths_before())
         if (way := makes_way()) is not None:
             return way  # type: ignore[no-any-return]
+        given_up = give_up(settings, given.older_than, dry_run=False)
         chosen = removals(settings, given.older_than, given.keep)
         freed = removal_text(settings, len(chosen), remove(settings, chosen), dry_run=False)
+        freed = "\n".join([*given_up, freed])
         if (days := given.conversations_older_than) is not None:
             freed += "\n" + forgotten_text(days, forget(settings, days, dry_run=False), dry_run=False)
         logger.info("%s", freed)

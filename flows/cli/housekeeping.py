@@ -94,11 +94,11 @@ def clean(
     as_json: AsJson = False,
 ) -> None:
     """Remove what no release, report or label needs, in the home and in the storage that the setting files names:
-    checkpoints of finished rounds, copies that are fetched again. Users' conversations go only with their own
-    option."""
+    checkpoints of finished rounds, copies that are fetched again. Rounds that were stopped and that later ones have
+    left behind are given up. Users' conversations go only with their own option."""
     from errors import ConfigurationError
     from settings import load_settings
-    from tasks.housekeeping.retention import forget, forgotten_text, removal_text, removals, remove
+    from tasks.housekeeping.retention import forget, forgotten_text, give_up, removal_text, removals, remove
 
     if older_than is None and (conversations is None or keep is not None):
         raise ConfigurationError(
@@ -106,6 +106,9 @@ def clean(
             "for users' conversations (--keep is about files)"
         )
     settings = load_settings(home=home)
+    given_up = [] if older_than is None else give_up(settings, older_than, dry_run)
+    if not as_json:
+        typer.echo("".join(f"{line}\n" for line in given_up), nl=False)
     chosen = [] if older_than is None else removals(settings, older_than, keep)
     for removal in chosen if not as_json else ():  # each is told before the first one goes
         typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
@@ -115,7 +118,7 @@ def clean(
     forgotten = None if conversations is None else forget(settings, conversations, dry_run)
     if as_json:
         entries = [{n: getattr(r, n) for n in ("place", "bytes", "since", "what")} for r in chosen]
-        said = {"dry_run": dry_run, "bytes": freed, "entries": entries}
+        said = {"dry_run": dry_run, "bytes": freed, "entries": entries, "given_up": given_up}
         if forgotten is not None:
             said["conversations"] = dict(zip(("removed", "kept"), forgotten, strict=True))
         printed(said, as_json, "")

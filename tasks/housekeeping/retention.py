@@ -1,10 +1,10 @@
 """What of a home may be removed: files by which a finished round was made, and copies that are fetched again.
 
-Never touched, whatever its age: rounds that can be resumed, reports, figures, routers, environments, both
-databases (labels and trajectories are there; users' conversations go where `forget` is asked for it), MLflow's
-artifacts, and the adapters of every release, as trained and as served. What goes is a training's checkpoints and step
-weights (most of a home), the trained copy of an adapter that no release has and MLflow holds, and copies in `adapters`
-and `served` that belong to no release.
+Never touched, whatever its age: rounds that can be resumed (those that later ones have left behind are closed by
+`give_up`, and then as others), reports, figures, routers, environments, both databases (labels and trajectories are
+there; users' conversations go where `forget` is asked for it), MLflow's artifacts, and the adapters of every release,
+as trained and as served. What goes is a training's checkpoints and step weights (most of a home), the trained copy of
+an adapter that no release has and MLflow holds, and copies in `adapters` and `served` that belong to no release.
 
 With `files` the same goes from the storage, whichever home put it there. What another home put is found by listing the
 storage, so nothing is chosen while it cannot be reached.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from db import AdapterRow, ReleaseRow, Round, Store, open_store
+from db import AdapterRow, ReleaseRow, Round, RoundState, Store, open_store
 from db.copies import sqlite_file
 from db.values.states import is_final
 from db.values.types import utc_now
@@ -28,6 +28,7 @@ from models.adapters.files import round_name
 from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.releases.lookup import version_name
+from tasks.unattended.left_behind import left_behind
 from tasks.unattended.sizes import size_of
 
 TRAINING, FINAL = "training", "final"
@@ -94,6 +95,23 @@ def removal_text(settings: Settings, count: int, freed: int, dry_run: bool) -> s
     if dry_run:
         return f"{what}, {gb} would be freed; {there}; the same command without --dry-run removes them"
     return f"{what} removed, {gb} freed; {there} now"
+
+
+def give_up(settings: Settings, days: int, dry_run: bool) -> list[str]:
+    """Close rounds that later ones have left behind, and at which nobody was at work for so many days; a line for each
+    that was closed, or would be. What they have made goes as of other rounds, so many days after this. Raises
+    `ConfigurationError` for a folder that is no home."""
+    _check_home(settings)
+    before, lines = utc_now() - timedelta(days=days), []
+    with open_store(settings.database_url) as store:
+        for one in left_behind(store):
+            if one.since >= before:
+                continue
+            if not dry_run:
+                reason = f"given up: it was stopped at {one.since:%Y-%m-%d}, and round {one.followed_by} ended since"
+                store.finish_round(one.round.id, RoundState.CANCELLED, reason)
+            lines.append(f"{one.text()}: it {'would be' if dry_run else 'is'} given up")
+    return lines
 
 
 def forget(settings: Settings, days: int, dry_run: bool) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from settings import Settings
 from tasks.housekeeping.findings import Finding, Level, fault, of_sqlite, refused, warning, well
 from tasks.releases.lifecycle import check_files, live_release, release_router
 from tasks.round.registry import ARTIFACTS, artifact_storage, open_registry
+from tasks.unattended.left_behind import left_behind
 
 # Clocks of machines in one network are closer than this.
 CLOCK = timedelta(seconds=60)
@@ -95,7 +96,7 @@ def clock(store: Store, server: bool) -> Finding:
 
 def leases(store: Store) -> Iterator[Finding]:
     """Stages whose process died, and rounds where it died between two: their lease ran out, and nobody took them
-    over."""
+    over; and rounds that were stopped, however that was, and left behind by later ones."""
     rounds = {r.id: r for r in store.rows(Round)}
     now, stages = utc_now(), store.rows(StageRow, state=StageState.RUNNING)
     left = [row for row in stages if row.lease_until is not None and row.lease_until < now]
@@ -103,6 +104,9 @@ def leases(store: Store) -> Iterator[Finding]:
     # Who left a stage is told with it. A round that has ended is owed nothing.
     told = {row.round_id for row in left} | {i for i, r in rounds.items() if r.state != RoundState.RUNNING}
     told |= {row.round_id for row in store.held()}  # another process goes on with it
+    behind = {one.round.id: one for one in left_behind(store)}
+    left = [row for row in left if row.round_id not in behind]
+    told |= behind.keys()
     between = [row for row in store.presences() if row.round_id not in told]
     left += [row for row in between if row.lease_until is not None and row.lease_until < now]
     for row in left:
@@ -113,7 +117,14 @@ def leases(store: Store) -> Iterator[Finding]:
             f"{what} was left by {row.owner} at {row.heartbeat_at:%Y-%m-%d %H:%M} UTC",
             "run the same 'trace-agent improve' or deployment: it goes on from there",
         )
-    if not left:
+    for one in behind.values():
+        yield warning(
+            "leases",
+            f"{one.text()}: nobody goes on with it, and its files stay",
+            f"the settings that it was begun with go on with it ('trace-agent show {one.round.number}'); 'trace-agent "
+            "clean' gives it up",
+        )
+    if not left and not behind:
         yield well("leases", f"{len(stages)} stages at work, none left behind")
 
 

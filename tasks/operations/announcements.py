@@ -13,6 +13,7 @@ from errors import BudgetExceeded, ConfigurationError, TargetBusy, TraceError
 from settings import Settings, load_settings
 from tasks.measuring.decisions import GateVerdict
 from tasks.round.context import Context
+from tasks.unattended.left_behind import other_settings
 from tasks.unattended.notices import Kind, Notice, notify
 from tasks.unattended.stalls import hung_before
 
@@ -73,7 +74,9 @@ def tell_start(context: Context, deaths: dict[str, str] | None = None) -> None:
             "nothing that it stored is lost, and this run goes on with it",
         )  # fmt: skip
     live = context.parent.number if context.parent else 0
-    _tell(context, "started", f"round {this.number} on {this.target} began", live=live, profile=this.profile)
+    began, before = f"round {this.number} on {this.target} began", other_settings(context.store, this)
+    text = f"{began}; {before}" if before else began
+    _tell(context, "started", text, live=live, profile=this.profile)
 
 
 def tell_failure(context: Context, problem: Exception, state: RoundState) -> None:

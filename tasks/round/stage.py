@@ -41,6 +41,7 @@ from tasks.round.results import StageResult
 from tasks.round.stored import StoredRound
 from tasks.targets.moved import refuse_moved
 from tasks.unattended.alive import LEASE_SECONDS, has_ended, other_worker
+from tasks.unattended.left_behind import other_settings
 from tasks.unattended.stalls import pulse
 
 P = ParamSpec("P")
@@ -76,6 +77,8 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         code_version,
         parent.id if parent else None,
     )
+    if found is None and (said := other_settings(store, opened)):
+        logger.warning("%s", said)
     left = opened.id in running and other_worker(store, opened.id) is None
     context = Context(settings, store, opened, left=left)
     (folder / opened.id).mkdir(exist_ok=True)

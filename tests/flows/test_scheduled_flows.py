@@ -40,6 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> Any:
     load_settings().folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(flow_file, "removals", lambda settings, days, keep: [days, keep])
     monkeypatch.setattr(flow_file, "remove", lambda settings, chosen: 2_500_000_000)
+    monkeypatch.setattr(flow_file, "give_up", lambda settings, days, dry_run: [])
 
     def keep(findings: list[Finding], **given: Any) -> tuple[dict[str, Any], str]:
         monkeypatch.setattr(flow_file, "examine", lambda settings: findings)

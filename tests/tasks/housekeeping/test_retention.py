@@ -261,7 +261,8 @@ def test_the_command_says_first_and_does_then(kept: dict[str, Any]) -> None:
     assert re.fullmatch(f"11 entries, 0.000 GB would be freed; {takes}; {command}", said[-1])
     assert any(f"{kept['folders']['none']}/final  (round 4: trained copy" in line for line in said)
     *removed, last = run().splitlines()
-    assert removed == said[:-1]
+    assert said[0].endswith("round 6 has ended since: it would be given up"), "it was stopped, and later ones went on"
+    assert removed == [said[0].replace("would be", "is"), *said[1:-1]]
     assert re.fullmatch(f"11 entries removed, 0.000 GB freed; {takes} now", last)
     nothing = f"nothing to remove: {takes}, and all of it is needed, younger than --older-than, or within --keep"
     assert re.match(nothing, run())
@@ -278,5 +279,6 @@ def test_a_program_reads_what_goes(kept: dict[str, Any]) -> None:
     would = run("--dry-run", "--conversations-older-than", "30")
     assert (would["dry_run"], would["bytes"], would["conversations"]) == (True, 11_000, {"removed": 0, "kept": 0})
     assert [e["place"] for e in would["entries"]] == [r.place for r in removals(kept["settings"], 7)]
-    assert run() == {"dry_run": False, "bytes": 11_000, "entries": would["entries"]}
-    assert run() == {"dry_run": False, "bytes": 0, "entries": []}
+    assert len(would.pop("given_up")) == len((done := run()).pop("given_up")) == 1
+    assert done == {"dry_run": False, "bytes": 11_000, "entries": would["entries"]}
+    assert run() == {"dry_run": False, "bytes": 0, "entries": [], "given_up": []}
