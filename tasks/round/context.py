@@ -31,7 +31,7 @@ from tasks.round.analyst import analyst_settings, author_settings, round_client,
 from tasks.round.drawing import RoundTasks
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, check_adapters, open_backend
-from tasks.round.registry import end_runs, open_registry, round_key, run_name
+from tasks.round.registry import end_runs, open_registry, round_key, run_name, set_aside
 from tasks.round.results import StageResult
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.stored import StoredRound
@@ -225,6 +225,7 @@ class Context:
         """MLflow's run of the round, begun or resumed; those of its stages are nested under it. It is ended with this
         process's part in the round, as what the round is then."""
         this = self.round
+        set_aside(self.registry, self.store, this)
         tags = {"round": this.id, "kind": "round", "number": str(this.number), "target": this.target}
         run = self.registry.start_run(round_key(this.id), tags, run_name(this.target, this.number))
         self._closing.callback(self._end_run, run)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 
-from db import RoundState
+from db import Round, RoundState, StageRow, Store
 from environments.contract import content_hash
 from errors import StoreError
-from models.adapters.registry import Registry, without_password
+from models.adapters.registry import RUN_KEY_TAG, Registry, without_password
 from settings import Settings
+
+logger = logging.getLogger("trace")
 
 ARTIFACTS = "mlartifacts"
 # Characters of a target's name that the registry takes.
 LONGEST_NAME = 120
 # MLflow's page of a search; a round has a run for itself, and one for each part of it.
 MOST_RUNS = 1000
+# Clocks of machines in one network are closer than this.
+CLOCK = timedelta(seconds=60)
 # What a run is then. One that may be resumed is set running by whoever resumes it (`Registry.start_run`).
 STATUS: Mapping[RoundState, str] = {RoundState.DONE: "FINISHED", RoundState.FAILED: "FAILED"}
 
@@ -60,6 +66,35 @@ def end_runs(registry: Registry, round_id: str, state: RoundState, ended: int | 
     ]
     for run in found:
         registry.client.set_terminated(run, STATUS.get(state, "KILLED"), ended)
+    return found
+
+
+def set_aside(registry: Registry, store: Store, this: Round) -> list[str]:
+    """Let go of runs that have this round's id, or are the history of all nights, and began before the round did, or
+    before the first one of this database: their ids. They are those of a home that was made anew while its MLflow
+    stayed, or of another one on the same MLflow. A figure that is logged stays, so theirs would be shown as this
+    round's."""
+    worked = [row.started_at for row in store.rows(StageRow, round_id=this.id) if row.started_at is not None]
+    began = min([this.started_at, *worked])  # the clock may have been set back since the round began
+    first = min([began, *(row.started_at for row in store.rows(Round))])
+    found = list[str]()
+    for wanted, moment in ((f"tags.round = '{this.id}'", began), ("tags.kind = 'history'", first)):
+        before = f"attributes.start_time < {int((moment - CLOCK).timestamp() * 1000)}"
+        runs = registry.client.search_runs([registry.experiment_id], f"{wanted} and {before}", max_results=MOST_RUNS)
+        for run in runs:
+            identity, tags = str(run.info.run_id), run.data.tags
+            aside = {RUN_KEY_TAG: f"{tags.get(RUN_KEY_TAG, '')}-before-{identity}"}
+            aside |= {name: f"{tags[name]}-before" for name in ("round", "kind") if name in tags}
+            for name, value in aside.items():
+                registry.client.set_tag(identity, name, value)
+            found.append(identity)
+    if found:
+        logger.warning(
+            "MLflow has %d runs of another home's round %s, or of this home before it was made anew: they stay as they "
+            "are, and this round has runs of its own. One MLflow serves one home",
+            len(found),
+            this.number,
+        )
     return found
 
 

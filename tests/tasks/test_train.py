@@ -96,6 +96,7 @@ class Quiet:
         self.steps: dict[int, dict[str, float]] = {}
         self.client = Mock()
         self.client.get_run.return_value.data.params = {}
+        self.client.search_runs.return_value, self.experiment_id = [], "1"
 
     def start_run(self, key: str, tags: dict[str, str], name: str = "", parent: str = "") -> str:
         return key

@@ -10,6 +10,7 @@ import pytest
 from db import RoundState
 from models.adapters.registry import PARENT_TAG
 from settings import load_settings
+from tasks.round.registry import round_key
 from tasks.round.stage import adopt, forget, open_context
 
 
@@ -67,3 +68,33 @@ def test_a_round_that_trained_nothing_makes_no_run(settings_folder: Path) -> Non
     context = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
     forget(context.round.id)
     assert not (settings_folder / "home" / "mlflow.db").exists()
+
+
+def test_a_round_of_a_home_that_was_made_anew_does_not_go_on_in_the_old_ones_runs(
+    settings_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ids of rounds are the same in every home, and MLflow's server may know another one's: what is logged stays."""
+    settings = load_settings(profile="smoke", home=settings_folder / "home")
+    context = open_context(settings)
+    registry, hour, history = context.registry, 3_600_000, f"{context.registry.target}-history"
+    began = int(context.round.started_at.timestamp() * 1000) - hour
+    old = [
+        registry.start_run(key, tags, began=began)
+        for key, tags in (
+            (round_key(context.round.id), {"round": context.round.id, "kind": "round"}),
+            (f"{context.round.id}-refund", {"round": context.round.id, "kind": "training"}),
+            (history, {"kind": "history"}),
+        )
+    ]
+    for run in old:
+        registry.log_steps(run, {1: {"test/routed": 0.2}})
+    with caplog.at_level(logging.WARNING, "trace"):
+        own = [context.run, context.part_run(f"{context.round.id}-refund", "refund"), registry.start_run(history)]
+    assert not {*own} & {*old}
+    assert "3 runs of another home's round 1" in caplog.text
+    assert registry.log_steps(own[2], {1: {"test/routed": 0.9}}) == 1
+    assert registry.client.get_run(old[0]).data.metrics == {"test/routed": 0.2}
+    forget(context.round.id)
+    again = open_context(settings)  # another process of the round
+    assert [again.run, again.part_run(f"{again.round.id}-refund", "refund")] == own[:2]
+    forget(again.round.id)
