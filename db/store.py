@@ -9,7 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, RowMapping, and_, func, select, update
 
 from db import queries, writes
 from db.copies import check_there
@@ -100,10 +100,15 @@ class Store:
         config: Mapping[str, Any],
         code_version: str = "",
         parent_id: str | None = None,
+        join: bool = False,
     ) -> Round:
-        """A new running round with the next number; `parent_id` is the release that it goes on from."""
+        """A new running round with the next number; `parent_id` is the release that it goes on from. With `join` it is
+        the one of the same settings, data and parent, where another process has begun that since it was looked for."""
         with self._write() as connection:
             lock_writers(connection)
+            for found in self._unfinished(connection, target, seed, profile, config) if join else ():
+                if (found["data_hash"], found["parent_id"]) == (data_hash, parent_id):
+                    return self._running(connection, found["id"])
             number = connection.execute(select(func.coalesce(func.max(_ROUNDS.c.number), 0) + 1)).scalar_one()
             row = Round(
                 id=row_id("round", number, target, data_hash, seed, profile),
@@ -123,18 +128,26 @@ class Store:
 
     def open_round(self, target: str, seed: int, profile: str, config: Mapping[str, Any]) -> Round | None:
         """The newest unfinished round of exactly these settings, to resume (an interrupted one runs again), or None."""
-        wanted = dump_json(_sorted(config))
+        with self._write() as connection:
+            for found in self._unfinished(connection, target, seed, profile, config):
+                return self._running(connection, found["id"])
+        return None
+
+    def _running(self, connection: Connection, round_id: str) -> Round:
+        connection.execute(update(_ROUNDS).where(_ROUNDS.c.id == round_id).values(state=RoundState.RUNNING))
+        return self._round(connection, round_id)
+
+    def _unfinished(
+        self, connection: Connection, target: str, seed: int, profile: str, config: Mapping[str, Any]
+    ) -> list[RowMapping]:
+        """The rounds of exactly these settings that are not over, newest first, kept as they are until the end of the
+        transaction: one that ends meanwhile has ended, and is not made to run again."""
         open_states = [state for state in RoundState if not is_final(state)]
         same = and_(_ROUNDS.c.target == target, _ROUNDS.c.seed == seed, _ROUNDS.c.profile == profile)
-        with self._write() as connection:
-            query = select(_ROUNDS).where(same, _ROUNDS.c.state.in_(open_states)).order_by(_ROUNDS.c.number.desc())
-            query = query.with_for_update()  # one that ends meanwhile has ended: it is not made to run again
-            for found in connection.execute(query).mappings():
-                if dump_json(_sorted(found["config"])) == wanted:
-                    set_running = update(_ROUNDS).where(_ROUNDS.c.id == found["id"]).values(state=RoundState.RUNNING)
-                    connection.execute(set_running)
-                    return self._round(connection, found["id"])
-        return None
+        query = select(_ROUNDS).where(same, _ROUNDS.c.state.in_(open_states)).order_by(_ROUNDS.c.number.desc())
+        wanted = dump_json(_sorted(config))
+        found = connection.execute(query.with_for_update()).mappings()
+        return [row for row in found if dump_json(_sorted(row["config"])) == wanted]
 
     def latest_round(self, target: str | None = None) -> Round | None:
         """The round with the highest number (of a target)."""

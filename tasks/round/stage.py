@@ -76,6 +76,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         settings.identity(),
         code_version,
         parent.id if parent else None,
+        join=not fresh,
     )
     if found is None and (said := other_settings(store, opened)):
         logger.warning("%s", said)

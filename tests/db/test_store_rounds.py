@@ -77,6 +77,20 @@ def test_a_round_is_resumed_only_with_its_own_settings(store: Store, round_: Rou
     assert store.open_round("shop", 7, "laptop", same) is None
 
 
+def test_of_two_processes_that_begin_at_once_one_joins_the_other(store: Store, round_: Round) -> None:
+    """Both have looked for a round to go on with, and found none."""
+    given = ("shop", "d", 5, "laptop", {"budget": 3, "sizes": (1, 2)})
+    first = store.start_round(*given, join=True)
+    assert store.start_round(*given, join=True) == first
+    for other in (("desk", *given[1:]), ("shop", "new data", *given[2:]), (*given[:4], {"budget": 4})):
+        assert store.start_round(*other, join=True).number > first.number
+    assert store.start_round(*given).number > first.number, "a fresh one"
+    ended = store.start_round(*given, join=True)
+    for row in (first, ended):
+        store.finish_round(row.id, RoundState.DONE)
+    assert store.start_round(*given, join=True).number > ended.number
+
+
 def test_a_round_that_ends_while_it_is_looked_for_is_not_made_to_run_again(store: Store, round_: Round) -> None:
     looked = list[Round | None]()
     finder = threading.Thread(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.exceptions import Abort, Pause, TerminationSignal
@@ -28,6 +31,7 @@ from errors import (
 from models.providers.litellm_client import CallFailed
 from settings import Settings, load_settings
 from tasks.operations import announcements
+from tasks.round import stage as stage_file
 
 
 @pytest.fixture
@@ -116,6 +120,24 @@ def test_a_second_process_leaves_the_round_to_the_one_that_works_on_it(
         # A process of an earlier version, or one that looked between two stages, says that the round was interrupted.
         first.store.finish_round(first.round.id, RoundState.INTERRUPTED, "stopped")
         first.store.finish_round(first.round.id, RoundState.DONE)
+
+
+def test_two_processes_that_begin_at_the_same_moment_have_one_round(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one command is started on two machines at once: neither finds a round, and both would play a whole."""
+    look, both = stage_file._round_to_resume, threading.Barrier(2, timeout=30)
+
+    def looked(*given: Any) -> Any:
+        found = look(*given)
+        both.wait()
+        return found
+
+    monkeypatch.setattr(stage_file, "_round_to_resume", looked)
+    with ThreadPoolExecutor(2) as pool:
+        opened = list(pool.map(lambda _: stage_file.open_context(settings).round.id, range(2)))
+    assert opened[0] == opened[1]
+    assert stage_file.open_context(settings, fresh=True).round.number == 2
 
 
 def test_a_process_that_has_ended_on_this_machine_works_on_nothing(settings: Settings) -> None:
