@@ -4,6 +4,8 @@ that wait are sent. The run fails where something is wrong, so that Prefect's pa
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from prefect import flow
@@ -14,12 +16,13 @@ from pydantic import BaseModel, Field
 from errors import StoreError
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import deaths_before
-from settings import load_settings
+from settings import Settings, load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
 from tasks.housekeeping.retention import forget, forgotten_text, give_up, removal_text, removals, remove
 from tasks.operations.announcements import failure_announced, settings_announced, tell_last_run
 from tasks.unattended.notices import Notice, deliver, notify
+from tasks.unattended.stalls import hung_before, watched
 
 logger = logging.getLogger("trace")
 
@@ -43,18 +46,19 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
     with settings_announced(bool(deployment.id), "housekeeping", home=given.home):
         settings = load_settings(home=given.home, profile=given.profile)
     with failure_announced(settings, bool(deployment.id), "housekeeping"):
-        tell_last_run(settings, "housekeeping", deaths_before())
+        tell_last_run(settings, "housekeeping", deaths_before(), hung_before(_hangs(settings)))
         if (way := makes_way()) is not None:
             return way  # type: ignore[no-any-return]
         given_up = give_up(settings, given.older_than, dry_run=False)
-        chosen = removals(settings, given.older_than, given.keep)
-        freed = removal_text(settings, len(chosen), remove(settings, chosen), dry_run=False)
-        freed = "\n".join([*given_up, freed])
-        if (days := given.conversations_older_than) is not None:
-            freed += "\n" + forgotten_text(days, forget(settings, days, dry_run=False), dry_run=False)
-        logger.info("%s", freed)
-        deliver(settings)
-        findings = examine(settings)
+        with _ended_when_it_hangs(settings):
+            chosen = removals(settings, given.older_than, given.keep)
+            freed = removal_text(settings, len(chosen), remove(settings, chosen), dry_run=False)
+            freed = "\n".join([*given_up, freed])
+            if (days := given.conversations_older_than) is not None:
+                freed += "\n" + forgotten_text(days, forget(settings, days, dry_run=False), dry_run=False)
+            logger.info("%s", freed)
+            deliver(settings)
+            findings = examine(settings)
     faults = [f for f in findings if f.level == Level.FAULT]
     report = "\n".join(["```", *lines(findings), "```", "", freed])
     create_markdown_artifact(
@@ -66,3 +70,21 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
         notify(settings, Notice("unwell", settings.target, text))
         raise StoreError(text)
     return freed
+
+
+def _hangs(settings: Settings) -> Path:
+    """Where a run that hung leaves its stacks."""
+    return settings.folder / "housekeeping"
+
+
+@contextmanager
+def _ended_when_it_hangs(settings: Settings) -> Iterator[None]:
+    """Within, the run ends itself as a round does, when nothing moves: no night begins while it has the worker's one
+    place. On a full disk it goes on without that, for it is there to free space."""
+    with ExitStack() as held:
+        try:
+            _hangs(settings).mkdir(exist_ok=True)
+            held.enter_context(watched(settings.limits.idle_minutes, _hangs(settings)))
+        except OSError as problem:
+            logger.warning("a housekeeping that hangs would not end itself (%s)", problem)
+        yield

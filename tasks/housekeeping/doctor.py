@@ -11,6 +11,7 @@ from tasks.housekeeping.machine_checks import machine_findings
 from tasks.housekeeping.round_checks import round_findings
 from tasks.housekeeping.service_checks import service_findings
 from tasks.housekeeping.stored_checks import stored_findings
+from tasks.unattended.stalls import pulse
 
 
 def examine(settings: Settings) -> list[Finding]:
@@ -36,7 +37,9 @@ def _careful(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """An error of ours that ends a group of checks is a finding as well, and so is a file that nobody here may look at;
     the other groups are still looked at."""
     try:
-        yield from findings
+        for found in findings:
+            pulse()
+            yield found
     except TraceError as problem:
         yield of_error(check, problem)
     except OSError as problem:

@@ -30,6 +30,7 @@ from settings import Settings
 from tasks.releases.lookup import version_name
 from tasks.unattended.left_behind import left_behind
 from tasks.unattended.sizes import size_of
+from tasks.unattended.stalls import pulse
 
 TRAINING, FINAL = "training", "final"
 COPIES = ("adapters", "served")
@@ -79,6 +80,7 @@ def remove(settings: Settings, chosen: list[Removal]) -> int:
             files.remove(removal.objects)
         else:
             _remove(Path(removal.place), freed)
+        pulse()
         freed += removal.bytes
     return freed
 

@@ -4,6 +4,7 @@ round of the target needs, so it may not hang; and nobody looks when they fail."
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,32 @@ def test_what_keeps_it_from_its_work_is_told(run: Any, monkeypatch: pytest.Monke
         ("died", "the last housekeeping of shop died: green-griffin (no heartbeat for 75 s); this one begins anew"),
         ("failed", "the housekeeping of shop failed: the database does not answer (the next run tries again)"),
     ]
+
+
+def test_housekeeping_that_hangs_ends_itself_and_the_next_one_tells(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the one place of its worker: no night would be played after it, and nobody told."""
+    held: list[float] = []
+
+    def removals(*given: Any) -> list[Any]:
+        held.append(stalls._Watch.seconds)
+        return []
+
+    monkeypatch.setattr(flow_file, "removals", removals)
+    run([well("disk", "plenty")])
+    folder = load_settings().folder / "housekeeping"
+    assert (held, stalls._Watch.seconds, list(folder.iterdir())) == ([3600.0], 0.0, [])
+    (folder / "hung.machine.7.0a.txt").write_text("Thread 0x1 (most recent call first):")
+    for _ in range(2):
+        run([well("disk", "plenty")])
+    (notice,) = run.done["told"]
+    assert (notice.kind, notice.text.partition(" for 60 minutes")[0]) == (
+        "hung",
+        "the last housekeeping of shop made no progress",
+    )
+    shutil.rmtree(folder)
+    folder.write_text("no file can be made there, as on a full disk, where it has to free space")
+    run([well("disk", "plenty")])
+    assert held == [3600.0] * 3 + [0.0]
 
 
 @pytest.fixture
