@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ logger = logging.getLogger("trace.models")
 # Tokens of the text that an architecture is tried on, and how far apart two passes may be, nats a token (bfloat16 alone
 # makes some hundredths).
 PROBED, APART = 32, 0.2
+# A window of attention that the text is longer than, in the place of a base's own while it is tried.
+NARROW = 8
 # Where the embedded model lies for this process alone, by the folder that could not be written.
 _TEMPORARY: dict[Path, Path] = {}
 
@@ -213,7 +215,7 @@ def load_base(
     with _built_as_needed(name):
         policy = LocalPolicy(model, identity, renderer.stop_ids, rows)
         if isinstance(policy.decoder, PlainDecoder):
-            _prove_pass(policy, name)
+            _prove_pass(policy, policy.decoder.model, name)
     if policy.context < (whole := model.config.max_position_embeddings):
         logger.warning("%s is used up to %d of its %d tokens: LongRoPE is another beyond", name, policy.context, whole)
     return BaseModel(policy, renderer, identity)
@@ -235,19 +237,20 @@ def _built_as_needed(name: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _prove_pass(policy: LocalPolicy, name: str) -> None:
+def _prove_pass(policy: LocalPolicy, twin: Any, name: str) -> None:
     """Raise `ConfigurationError` for an architecture that has something which the pass of sampler and trainer leaves
-    out: a text is scored by them and by transformers' own pass."""
+    out: a text is scored by them (on `twin`) and by transformers' own pass."""
     model = policy.model
     ids = [(7 + 13 * i) % model.config.vocab_size for i in range(PROBED)]
-    model.set_attn_implementation("eager")
-    try:
-        logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0, :-1].float()
-    finally:
-        model.set_attn_implementation(NAME)
-    own = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:], device=model.device)[:, None])[:, 0]
     count = PROBED // 2
-    apart = (own[-count:].cpu() - torch.tensor(policy.score(ids, count))).abs().mean().item()
+    with _narrow_windows((model, twin), policy.context):
+        model.set_attn_implementation("eager")
+        try:
+            logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0, :-1].float()
+        finally:
+            model.set_attn_implementation(NAME)
+        own = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:], device=model.device)[:, None])[:, 0]
+        apart = (own[-count:].cpu() - torch.tensor(policy.score(ids, count))).abs().mean().item()
     policy.free_buffers()
     if not apart <= APART:
         raise ConfigurationError(
@@ -255,6 +258,22 @@ def _prove_pass(policy: LocalPolicy, name: str) -> None:
             f"log-probabilities are {apart:.2f} nats a token from transformers' own (at most {APART}); give another "
             "base"
         )
+
+
+@contextmanager
+def _narrow_windows(models: Sequence[Any], context: int) -> Iterator[None]:
+    """Within, windows that rows can be longer than are `NARROW`: a window that an architecture tells transformers' mask
+    alone, and not its attention, would else be left out without being seen in so short a text."""
+    holders = [holder for model in models for holder in (model.config, *model.modules())]
+    own = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
+    changed = [(holder, window) for holder, window in own if window and NARROW < window < context]
+    for holder, _ in changed:
+        holder.sliding_window = NARROW
+    try:
+        yield
+    finally:
+        for holder, window in changed:
+            holder.sliding_window = window
 
 
 def weights_of(base: BaseModel, cache: str = "") -> str:

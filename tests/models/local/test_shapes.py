@@ -129,6 +129,23 @@ def test_a_part_that_is_left_out_is_found_when_the_model_is_loaded(
         load_base(str(tmp_path), "float32")
 
 
+@pytest.mark.parametrize(("kind", "told"), [("qwen2_moe", False), ("qwen2", True)])
+def test_a_window_that_only_the_mask_of_transformers_knows_is_found_in_a_text_that_is_shorter(
+    kind: str, told: bool, tmp_path: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1, "num_experts": 4}
+    monkeypatch.setitem(SHAPES, kind, changed)
+    tiny_model(kind, vocabulary=len(tiny_tokenizer)).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    if told:
+        model = load_base(str(tmp_path), "float32").policy.model
+        windows = [model.config.sliding_window, *(layer.self_attn.sliding_window for layer in model.model.layers)]
+        assert windows == [100, None, 100], "as they were"
+    else:
+        with pytest.raises(ConfigurationError, match=r"type qwen2_moe.*not covered.*nats a token"):
+            load_base(str(tmp_path), "float32")
+
+
 def test_files_that_lack_weights_are_refused(tmp_path: Path, tiny_tokenizer: Any) -> None:
     """transformers would draw them at random, in each process others."""
     model = tiny_model("llama", vocabulary=len(tiny_tokenizer))
