@@ -166,8 +166,9 @@ class PlainDecoder:
             self.model, self.layers = packed_twin(model)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model.lm_head(hidden) * self.factor
-        # In fp32, as the trainer does it: a cap in bf16 would round every logit twice more.
+        # As the trainer does it: a factor behind the product would round every logit of bf16 twice, and a cap that is
+        # not in fp32 twice more.
+        logits: torch.Tensor = self.model.lm_head(hidden * self.factor)
         return logits if self.cap is None else torch.tanh(logits.float() / self.cap) * self.cap
 
     def run(

@@ -383,17 +383,17 @@ class PlainLearner:
     def _scored(
         self, head: _Matrix, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden_SD = hidden_SD * self.factor  # one of the logits is one of these, whose gradient comes by itself
         if self.cap is not None:
             return self._capped(head, hidden_SD, targets_S, temperature, self.cap)
-        # A factor of the logits is one of the hidden states: its gradient comes by itself.
-        logprobs_S, entropies_S = _Scored.apply(hidden_SD * self.factor, head, targets_S, temperature)
+        logprobs_S, entropies_S = _Scored.apply(hidden_SD, head, targets_S, temperature)
         return logprobs_S, entropies_S
 
     def _capped(
         self, head: _Matrix, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float, cap: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`score` through a cap of the logits: these are kept for the backward pass."""
-        logits_SV = (head(hidden_SD) * self.factor).float()
+        logits_SV = head(hidden_SD).float()
         logits_SV = torch.tanh(logits_SV / cap) * cap / temperature
         all_SV = torch.log_softmax(logits_SV, dim=-1)
         entropies_S = -(all_SV.exp() * all_SV).sum(-1).detach()

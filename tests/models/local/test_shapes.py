@@ -22,6 +22,7 @@ from models.local.policy import LocalPolicy
 from models.local.shapes import context_of, has_experts
 from models.policy import PolicyIdentity, Request, Sampling
 from models.training.forward import token_logprobs
+from models.training.learner import PlainLearner
 from models.training.lora import lora_config
 from models.training.records import TrainingSettings
 from models.vllm.same_base import prove_same_base
@@ -108,6 +109,20 @@ def test_a_cap_of_the_logits_of_a_base_in_bf16_is_not_rounded() -> None:
     hidden = 4 * torch.randn(6, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     logits = decoder.model.lm_head(hidden).float()
     assert torch.equal(decoder.head(hidden), 3 * torch.tanh(logits / 3))
+
+
+@pytest.mark.parametrize(("kind", "changed"), [("granite", {"logits_scaling": 6.0}), ("cohere", {"logit_scale": 0.83})])
+def test_sampler_and_trainer_round_the_scaled_logits_of_a_base_in_bf16_alike(
+    kind: str, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, kind, changed)
+    model = tiny_model(kind).bfloat16()
+    hidden = 8 * torch.randn(30, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    targets = torch.arange(30)
+    with torch.no_grad():
+        trained, _ = PlainLearner(model).score(hidden, targets, 1.0)
+        sampled = torch.log_softmax(make_decoder(model).head(hidden).float(), -1).gather(1, targets[:, None])[:, 0]
+    assert sampled.tolist() == pytest.approx(trained.tolist(), abs=1e-4)
 
 
 def test_every_shape_that_is_played_passes_the_check(tmp_path: Path) -> None:
