@@ -73,27 +73,40 @@ def embedded_folder(cache: str = "") -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     except OSError as problem:
-        place = _TEMPORARY[folder] = Path(tempfile.mkdtemp(prefix=f"{folder.name}."))
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
         logger.warning(
             "the model cannot be kept in %s (%s): every start converts it anew, which takes seconds; set TRACE_CACHE "
             "to a folder that you may write to",
             folder.parent,
             problem.strerror,
         )
-        _convert(place)
-        return place
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}."))
+        atexit.register(shutil.rmtree, part, ignore_errors=True)
     try:
-        _convert(part)
+        _fill(part)
+        if part.parent != folder.parent:
+            _TEMPORARY[folder] = part
+            return part
         part.rename(folder)
     except OSError as problem:
         if not (folder / "complete").is_file():  # another process may have been first
             raise ConfigurationError(
-                f"the model cannot be stored in {folder.parent}: {problem}; set TRACE_CACHE to another folder"
+                f"the model cannot be stored in {part.parent}: {problem}; free space there, or set TRACE_CACHE to "
+                "another folder"
             ) from problem
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        if part != _TEMPORARY.get(folder):
+            shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def _fill(folder: Path) -> None:
+    """`_convert`, which raises OSError for a full disk: safetensors and tokenizers have errors of their own for it."""
+    try:
+        _convert(folder)
+    except Exception as problem:
+        if "(os error " not in str(problem):  # what Rust writes
+            raise
+        raise OSError(str(problem)) from problem
 
 
 def _convert(folder: Path) -> None:

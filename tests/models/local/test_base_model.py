@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import modeling_gguf_pytorch_utils
 
 from errors import ConfigurationError
@@ -61,6 +63,30 @@ def test_one_that_was_half_made_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         embedded_folder(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_disk_that_fills_up_is_told_and_half_a_model_is_not_taken_for_one(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As safetensors says it, which has no OSError for it."""
+    full = [True]
+
+    def convert(folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        if full.pop():
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        (folder / "complete").write_text("made")
+
+    monkeypatch.setattr(base, "_convert", convert)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    cache = str(tmp_path / "cache" if kept else tmp_path / "file" / "cache")
+    with pytest.raises(ConfigurationError, match=r"cannot be stored in .*No space left.*TRACE_CACHE"):
+        embedded_folder(cache)
+    assert list(tmp_path.rglob("*.json")) == []
+    full.append(False)
+    assert (embedded_folder(cache) / "complete").is_file()
 
 
 def test_a_gguf_file_is_read_once_and_as_the_library_reads_it(tmp_path: Path) -> None:
