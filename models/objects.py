@@ -212,6 +212,7 @@ class HomeFiles:
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield str(part)
+            _flush(part)
             part.replace(key)
         finally:
             part.unlink(missing_ok=True)
@@ -227,6 +228,7 @@ class HomeFiles:
             raise missing from problem
         if (found := _digest(path)) != digest:
             raise _changed(f"{self.address}/{relative}", found, digest)
+        _flush(path)  # what is in its place is not fetched again, also where a power cut has left it empty
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
@@ -320,6 +322,12 @@ def _appear(part: Path, place: Path) -> None:
     except OSError:
         if not place.is_dir():
             raise
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _digest(path: Path) -> str:

@@ -35,6 +35,7 @@ from models.adapters.files import (
     check_names,
     checked_key,
     checked_name,
+    flush,
     verify,
 )
 from models.adapters.tracking import make_database
@@ -227,8 +228,7 @@ class Registry:
         if not folder.exists():
             location = str(self.client.get_logged_model(adapter.model_id).artifact_location)
             check_location(location, adapter, None if self.remote else self.artifact_root, self.storage)
-            listed = self.client.list_logged_model_artifacts(adapter.model_id)
-            check_names((item.path for item in listed), location)
+            check_names((item.path for item in self.client.list_logged_model_artifacts(adapter.model_id)), location)
             destination.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=destination, prefix=".fetch-") as scratch:
                 for file in ADAPTER_FILES:
@@ -236,6 +236,7 @@ class Registry:
                         artifact_uri=f"{location.rstrip('/')}/{file}", dst_path=scratch, tracking_uri=self.tracking_uri
                     )
                 verify(Path(scratch), adapter)
+                flush(Path(scratch))
                 Path(scratch).chmod(0o755)
                 try:
                     os.rename(scratch, folder)

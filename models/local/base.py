@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError
 
 from errors import ConfigurationError, TraceError
+from models.adapters.files import flush
 from models.local.attention import NAME
 from models.local.decoder import PlainDecoder
 from models.local.dtypes import fast_dtype
@@ -86,6 +87,7 @@ def embedded_folder(cache: str = "") -> Path:
         if part.parent != folder.parent:
             _TEMPORARY[folder] = part
             return part
+        flush(part)  # a power cut must not leave `complete` beside weights that are empty
         part.rename(folder)
     except OSError as problem:
         if not (folder / "complete").is_file():  # another process may have been first

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from errors import ConfigurationError
+from models.adapters.files import flush
 from models.local.model_files import EMBEDDED, check_base_files, not_loadable, problem_of_folder, weights_revision
 
 logger = logging.getLogger("trace.models")
@@ -34,6 +35,7 @@ def export_base(name: str, folder: Path, cache: str = "") -> str:
             if missing := problem_of_folder(part):
                 raise not_loadable(name, missing)
             part.chmod(0o755)  # mkdtemp's are the owner's alone; other users' processes read this one
+            flush(part)
             part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)

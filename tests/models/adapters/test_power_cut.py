@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,12 @@ from typing import Any
 import pytest
 
 from models.adapters.files import adapter_digest, export_adapter
+from models.local import base
+from models.local.base import embedded_folder
+from models.local.export import export_base
+from models.objects import HomeFiles
 from models.training.checkpoints import last_whole_checkpoint, weights_by_step
+from tests.models.local.test_export import make_model
 from tests.models.training.test_endings import kept, same, trained
 from tests.models.training.test_grpo import SMALL, Source
 
@@ -56,3 +63,33 @@ def test_a_training_goes_on_behind_a_power_cut(
     digest = adapter_digest(export_adapter(again.weights[2], tmp_path / "final"))
     assert disk.cut(tmp_path / "final") == []
     assert adapter_digest(tmp_path / "final") == digest
+
+
+def put_and_fetched(place: Path) -> Path:
+    made = place / "home" / "adapter" / "inner"
+    made.mkdir(parents=True)
+    (made / "weights").write_bytes(b"learnt")
+    HomeFiles(place / "home", (place / "share").as_uri()).put("adapter")
+    HomeFiles(place / "other", (place / "share").as_uri()).fetch("adapter")
+    shutil.rmtree(place / "home")
+    return place
+
+
+def exported(place: Path) -> Path:
+    export_base(str(make_model(place / "mine")), place / "served" / "mine")
+    return place / "served"
+
+
+def converted(place: Path) -> Path:
+    embedded_folder(str(place / "cache"))
+    return place / "cache"
+
+
+@pytest.mark.parametrize("made", [put_and_fetched, exported, converted])
+def test_what_is_made_once_and_then_taken_as_it_is_was_on_the_disk_before_it_had_its_name(
+    made: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of it would be made again where it is found empty: it counts as changed, or as a model."""
+    monkeypatch.setattr(base, "_convert", lambda folder: [(folder / n).write_text(n) for n in ("weights", "complete")])
+    disk = Disk(monkeypatch)
+    assert disk.cut(made(tmp_path)) == []

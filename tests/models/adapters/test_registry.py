@@ -75,14 +75,17 @@ def test_importing_the_registry_is_light():
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_a_version_is_registered_tagged_and_comes_back_byte_for_byte(registry, tmp_path):
+def test_a_version_is_registered_tagged_and_comes_back_byte_for_byte(registry, tmp_path, monkeypatch):
     adapter = registered(registry, tmp_path)
     assert (adapter.version, adapter.name) == ("1", f"trace-{registry.target}-{CAPABILITY}")
     expected = {"sha256": adapter.sha256, "base": "tiny", "base_revision": "abc", "round": "r1", "gate": "pending"}
     assert expected.items() <= adapter.tags.items()
     assert registry.by_alias(CAPABILITY, "challenger") == adapter
     assert registry.champion(CAPABILITY) is None
+    waited, real = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda place: real(place) or waited.add(os.fstat(place).st_ino))
     folder = registry.download(adapter, tmp_path / "cache")
+    assert {path.stat().st_ino for path in folder.iterdir()} <= waited, "a power cut leaves no file that was changed"
     assert folder.name == f"{CAPABILITY}@v1-{adapter.sha256[:8]}"
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (folder / name).read_bytes() == (tmp_path / "adapter-1.0" / name).read_bytes()
