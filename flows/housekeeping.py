@@ -49,9 +49,10 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
         tell_last_run(settings, "housekeeping", deaths_before(), hung_before(_hangs(settings)))
         if (way := makes_way()) is not None:
             return way  # type: ignore[no-any-return]
-        given_up = give_up(settings, given.older_than, dry_run=False)
         with _ended_when_it_hangs(settings):
+            # Chosen first, for a storage that is away is told there.
             chosen = removals(settings, given.older_than, given.keep)
+            given_up = give_up(settings, given.older_than, dry_run=False)
             freed = removal_text(settings, len(chosen), remove(settings, chosen), dry_run=False)
             freed = "\n".join([*given_up, freed])
             if (days := given.conversations_older_than) is not None:

@@ -106,10 +106,11 @@ def clean(
             "for users' conversations (--keep is about files)"
         )
     settings = load_settings(home=home)
+    # Chosen first, for a storage that is away is told there.
+    chosen = [] if older_than is None else removals(settings, older_than, keep)
     given_up = [] if older_than is None else give_up(settings, older_than, dry_run)
     if not as_json:
         typer.echo("".join(f"{line}\n" for line in given_up), nl=False)
-    chosen = [] if older_than is None else removals(settings, older_than, keep)
     for removal in chosen if not as_json else ():  # each is told before the first one goes
         typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
     freed = sum(removal.bytes for removal in chosen) if dry_run else remove(settings, chosen)

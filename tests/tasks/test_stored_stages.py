@@ -38,7 +38,7 @@ def context(settings_folder: Path) -> Iterator[Context]:
     files = (settings_folder / "share").as_uri()
     opened = open_context(load_settings(profile="smoke", home=settings_folder / "home", files=files))
     target = Mock(data_hash=opened.round.data_hash)
-    opened.__dict__.update(base=Mock(), target=target, registry=Mock())
+    opened.__dict__.update(base=Mock(), target=target, registry=Mock(), run=Mock())
     yield opened
     forget(opened.round.id)
 

@@ -326,7 +326,7 @@ def test_router_modes_and_homes_that_cannot_be_served(home: Home, tmp_path: Path
     for mode in ("auto", "off", "both"):
         with pytest.raises(ConfigurationError, match=f"--fixed 'swap' is given, and mode '{mode}'.*add --mode fixed"):
             Routing(mode, "swap")
-    with pytest.raises(ConfigurationError, match="there is no round"):
+    with pytest.raises(ConfigurationError, match="there is no home in"):
         serving_settings(tmp_path / "empty", None)
 
 
