@@ -23,6 +23,10 @@ class ConfigurationError(TraceError, ValueError):
     boundary = "configuration"
 
 
+class NoHome(ConfigurationError):
+    """A place where no round has made a home, yet."""
+
+
 class TargetError(TraceError, LookupError):
     """A target, split, task or its data is missing or damaged."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from db.engine import parse_url
-from errors import ConfigurationError, StoreError
+from errors import NoHome, StoreError
 
 _WAIT_SECONDS = 30.0
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -25,12 +25,12 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def check_there(url: str) -> None:
-    """Raise `ConfigurationError` where a SQLite file is not there: to open it would make it, and its folder, and a home
-    whose name was mistyped would be told of as an empty one. So it does for an address that cannot work."""
+    """Raise `NoHome` where a SQLite file is not there: to open it would make it, and its folder, and a home whose name
+    was mistyped would be told of as an empty one. Raises `ConfigurationError` for an address that cannot work."""
     parse_url(url)
     file = sqlite_file(url)
     if file is not None and not file.is_file():
-        raise ConfigurationError(
+        raise NoHome(
             f"there is no home in {file.parent}: {file} is missing; give another --home, or run 'trace-agent improve' "
             "there first"
         )

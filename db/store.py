@@ -359,8 +359,8 @@ def open_store(url: str) -> Store:
 
 
 def open_stored(url: str) -> Store:
-    """`open_store` for commands about what is stored already. Raises `ConfigurationError` for a SQLite file that is not
-    there, and makes none."""
+    """`open_store` for commands about what is stored already. Raises `NoHome` for a SQLite file that is not there, and
+    makes none."""
     check_there(url)
     return open_store(url)
 

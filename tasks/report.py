@@ -38,7 +38,7 @@ def report(context: Context) -> ReportResult:
     part.replace(context.folder / FIGURES)
     for name in (REPORT, EPISODES, FIGURES):
         context.files.put(f"{context.round.id}/{name}")
-    _ = context.run  # it is this round's own
+    _ = context.run  # before anything is logged: another home's run of the same round is set aside by it
     run = log_round(context.registry, figures, html, context.folder / EPISODES)
     log_parts(context.registry, context.stored, run)
     describe_versions(context.registry, context.stored, figures)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -27,11 +26,9 @@ from models.objects import files_of
 from settings import Settings
 from tasks.housekeeping.findings import Finding, Level, fault, of_sqlite, refused, warning, well
 from tasks.releases.lifecycle import check_files, live_release, release_router
-from tasks.round.registry import ARTIFACTS, artifact_storage, open_registry
+from tasks.round.registry import ARTIFACTS, CLOCK, artifact_storage, open_registry
 from tasks.unattended.left_behind import left_behind
 
-# Clocks of machines in one network are closer than this.
-CLOCK = timedelta(seconds=60)
 # What answers users, and what a rollback may lead to.
 NEEDED = (ReleaseState.LIVE, ReleaseState.RETIRED, ReleaseState.ROLLED_BACK)
 

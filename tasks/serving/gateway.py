@@ -11,7 +11,7 @@ from pathlib import Path
 from db import ReleaseRow, Round, Store, open_store
 from db.copies import check_there
 from environments.targets.catalogue import load_target
-from errors import ConfigurationError
+from errors import ConfigurationError, NoHome
 from models.adapters.limits import ServerLimits, linear_modules
 from models.local.base import BaseModel, load_base, weights_of
 from models.serving.fleet.fleet import Fleet
@@ -68,7 +68,7 @@ def serving_settings(home: Path | None, target: str | None, release: int = 0) ->
     settings = load_settings(home=home, target=target)
     try:
         check_there(settings.database_url)
-    except ConfigurationError as problem:
+    except NoHome as problem:
         raise NoRound(str(problem)) from None
     store, wanted_target = open_store(settings.database_url), set_target(settings)
     row = served_round(store, wanted_target)

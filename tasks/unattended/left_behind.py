@@ -40,13 +40,13 @@ class LeftBehind:
 def left_behind(store: Store) -> list[LeftBehind]:
     """The rounds that are not over, that no living process has open, and after which another one of their target came
     to its end. Oldest first."""
-    rounds, found = sorted(store.rows(Round), key=lambda row: row.number), []
-    held = _held(store)
-    for row in rounds:
-        later = [r.number for r in rounds if r.target == row.target and r.state == RoundState.DONE and r.profile != DRY]
-        if not is_final(row.state) and row.id not in held and later and later[-1] > row.number:
-            found.append(LeftBehind(row, _last_seen(store, row), later[-1]))
-    return found
+    rounds, held = sorted(store.rows(Round), key=lambda row: row.number), _held(store)
+    last = {row.target: row.number for row in rounds if row.state == RoundState.DONE and row.profile != DRY}
+    return [
+        LeftBehind(row, _last_seen(store, row), last[row.target])
+        for row in rounds
+        if not is_final(row.state) and row.id not in held and last.get(row.target, 0) > row.number
+    ]
 
 
 def other_settings(store: Store, begun: Round) -> str:

@@ -39,7 +39,7 @@ from tasks.releases.lifecycle import live_release, member_adapters, new_candidat
 from tasks.releases.lookup import Basis
 from tasks.serving import gateway
 from tasks.serving.blends import parse_weights, publish_blend
-from tasks.serving.gateway import Serving, build_gateway, preset_of, serving_settings
+from tasks.serving.gateway import NoRound, Serving, build_gateway, preset_of, serving_settings
 from tasks.serving.releases import HomeReleases, Routing
 from tests.adapters_made import make_adapter
 from tests.models.serving.gateway_servers import serving
@@ -326,8 +326,16 @@ def test_router_modes_and_homes_that_cannot_be_served(home: Home, tmp_path: Path
     for mode in ("auto", "off", "both"):
         with pytest.raises(ConfigurationError, match=f"--fixed 'swap' is given, and mode '{mode}'.*add --mode fixed"):
             Routing(mode, "swap")
-    with pytest.raises(ConfigurationError, match="there is no home in"):
+    with pytest.raises(NoRound, match="there is no home in"):
         serving_settings(tmp_path / "empty", None)
+
+
+def test_an_address_that_cannot_work_is_nothing_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve --wait` waits for a home's first round, which this one never has."""
+    monkeypatch.setenv("TRACE_DATABASE", "mysql://somewhere/trace")
+    with pytest.raises(ConfigurationError) as told:
+        serving_settings(tmp_path, None)
+    assert not isinstance(told.value, NoRound)
 
 
 def test_a_blend_is_the_weighted_sum_and_is_served(home: Home, tmp_path: Path) -> None:
