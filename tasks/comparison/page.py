@@ -46,6 +46,7 @@ def lines(table: Table) -> list[str]:
     if table.members:
         nested = ", ".join(f"{count}: {100 * rate:.1f} %" for count, rate in table.members)
         text += ["", f"TRACE by number of its release's members (a generalist is the first): {nested}"]
+        text += [f"  {line}" for line in added_lines(table)]
     for name, points in table.curves.items():
         shown = [f"{episodes:.0f}: {100 * rate:.1f} %" for episodes, rate in points]
         text.append(f"{name} by episodes: {', '.join(shown)}")
@@ -58,6 +59,16 @@ def lost_episodes(table: Table) -> list[str]:
         f"{name}: {lost} of {played} episodes of the {test} were lost to errors; its success is that of the rest."
         for name, tests in table.lost.items()
         for test, (lost, played) in tests.items()
+    ]
+
+
+def added_lines(table: Table) -> list[str]:
+    """What each further member of TRACE's release adds, a line each; none where no release has a member."""
+    return [
+        f"member {place} adds {d.points:+.1f} points"
+        + ("" if math.isnan(d.low) else f" {_span(d.low, d.high, '+')}, p {p_of(d)}")
+        + f" ({d.seeds} of {len(table.seeds)} seeds)"
+        for place, d in enumerate(table.added, start=1)
     ]
 
 
@@ -113,7 +124,7 @@ def render(table: Table, results: Sequence[SeedResult]) -> str:
     template = environment().get_template("methods.html.j2")
     return template.render(
         t=table, results=results, lettered=lettered, heads=heads_of(table), share_text=share_text, p_of=p_of,
-        whose_tasks=whose_tasks(table), over_what=over_what(table), lost=lost_episodes(table),
+        whose_tasks=whose_tasks(table), over_what=over_what(table), lost=lost_episodes(table), added=added_lines(table),
         heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),
         curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},

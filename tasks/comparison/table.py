@@ -26,8 +26,8 @@ REFERENCE = "trace"
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus TRACE in points on the seeds that have both, with 95 % interval and p after Holm (NaN where one of
-    the table's seeds has both)."""
+    """A method minus TRACE, or a release with a member more minus that without it, in points on the seeds that have
+    both, with 95 % interval and p after Holm (NaN where one of the table's seeds has both)."""
 
     points: float
     low: float
@@ -77,7 +77,8 @@ class OtherTests:
 @dataclass(frozen=True)
 class Table:
     """A comparison: its rows in the order in which methods were run, success by family and method, and by number of
-    nested members of TRACE's release. `curves` have the success of a method's checkpoints by episodes of its budget;
+    nested `members` of TRACE's release; `added` has what the first of them, the second and so on adds on the seeds that
+    have it, p after Holm over them. `curves` have the success of a method's checkpoints by episodes of its budget;
     `others` every method's other tests, with k = `trials`. `drawn` says whether each seed has test tasks of its own.
     `lost` are the episodes that are in no figure because errors took them, by method and by test ("test split", "shift
     test"), each with how many were played; what lost none is not there."""
@@ -90,6 +91,7 @@ class Table:
     rows: tuple[MethodRow, ...]
     families: dict[str, dict[str, float]]
     members: tuple[tuple[int, float], ...]
+    added: tuple[Difference, ...]
     curves: dict[str, tuple[tuple[float, float], ...]]
     others: tuple[OtherTests, ...]
     trials: int
@@ -107,12 +109,11 @@ def table_of(results: Sequence[SeedResult]) -> Table:
     rates = {n: [_rates(r, n) for r in results] for n in names}
     compared = [n for n in names if n != REFERENCE and REFERENCE in rates]
     found = {n: d for n in compared if (d := _difference(results, rates[n], rates[REFERENCE])) is not None}
-    tested = {n: d.p for n, d in found.items() if not math.isnan(d.p)}
-    adjusted = dict(zip(tested, holm(list(tested.values())).tolist() if tested else [], strict=True))
+    adjusted = dict(zip(found, _after_holm(list(found.values())), strict=True))
     rows = []
     for name in names:
         there = [r.methods[name] for r in results if name in r.methods]
-        known, d = _share_of(results, rates[name], not first.drawn), found.get(name)
+        known = _share_of(results, rates[name], not first.drawn)
         rows.append(
             MethodRow(
                 name=name,
@@ -120,7 +121,7 @@ def table_of(results: Sequence[SeedResult]) -> Table:
                 success=known.value if known else math.nan,
                 low=known.low if known else math.nan,
                 high=known.high if known else math.nan,
-                difference=replace(d, p=adjusted.get(name, math.nan)) if d else None,
+                difference=adjusted.get(name),
                 episodes=fmean(m.episodes for m in there),
                 tokens=fmean(m.prompt_tokens + m.sampled_tokens for m in there),
                 seconds=fmean(m.seconds for m in there),
@@ -141,6 +142,7 @@ def table_of(results: Sequence[SeedResult]) -> Table:
         rows=tuple(rows),
         families=families,
         members=_nested(results),
+        added=_added(results),
         curves=_curves(results),
         others=tuple(_others(results, name) for name in names),
         trials=first.trials,
@@ -256,6 +258,25 @@ def _difference(
         return Difference(100 * known.mean, math.nan, math.nan, math.nan, 1)
     seeds = sum(not np.isnan(v).all() for v in values)
     return Difference(100 * known.mean, 100 * known.low, 100 * known.high, known.p, seeds)
+
+
+def _after_holm(differences: Sequence[Difference]) -> list[Difference]:
+    """The differences with their p after Holm over those that have one."""
+    tested = [d.p for d in differences if not math.isnan(d.p)]
+    adjusted = iter(holm(tested).tolist() if tested else [])
+    return [d if math.isnan(d.p) else replace(d, p=next(adjusted)) for d in differences]
+
+
+def _added(results: Sequence[SeedResult]) -> tuple[Difference, ...]:
+    """What each further member of TRACE's release adds to those before it, over the seeds that have as many."""
+    seeds = [(sorted(r.families), r.methods[REFERENCE].capabilities if REFERENCE in r.methods else ()) for r in results]
+    most = max(len(points) for _, points in seeds)
+    rates = [
+        [_by_task(point.outcomes, tasks) for point in points] + [np.full(len(tasks), np.nan)] * (most - len(points))
+        for tasks, points in seeds
+    ]
+    steps = [_difference(results, [own[k] for own in rates], [own[k - 1] for own in rates]) for k in range(1, most)]
+    return tuple(_after_holm([step for step in steps if step is not None]))
 
 
 def _nested(results: Sequence[SeedResult]) -> tuple[tuple[int, float], ...]:

@@ -131,11 +131,23 @@ def test_families_and_nested_capabilities() -> None:
         (1, pytest.approx(7.5 / TASKS)),
         (2, pytest.approx(10.5 / TASKS)),
     )
+    # What the second member adds is of the first seed alone, which is no statement about seeds.
+    first, second = table.added
+    assert (first.points, first.seeds) == (pytest.approx(100 * 4.5 / TASKS), 2)
+    assert first.low < first.points < first.high
+    assert 0 < first.p < 1
+    assert (second.points, second.seeds) == (pytest.approx(100 * 6 / TASKS), 1)
+    assert math.isnan(second.p)
+    page = render(table, [])
+    for told in ("member 1 adds +18.8 points [", "member 2 adds +25.0 points (1 of 2 seeds)"):
+        assert any(told in line for line in lines(table))
+        assert told in page
     nothing = seed_result(9, {"trace": figures(6)})
     assert table_of([seed_result(7, {"trace": figures(12, capabilities=nested(3, 12))}), nothing]).members == (
         (0, pytest.approx(4.5 / TASKS)),
         (1, pytest.approx(9 / TASKS)),
     )
+    assert table_of([nothing]).added == ()
 
 
 def test_a_curve_takes_each_seed_between_its_own_checkpoints() -> None:
