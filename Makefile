@@ -12,6 +12,8 @@ PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
 # What an image says it was built from.
 COMMIT = $(shell git describe --always --dirty --exclude='*' 2>/dev/null)
+# What docker/.env says of the image, where there is one; ARGS come behind it and win.
+IMAGE_ARGS = $(shell sed -nE 's/^(BASE_IMAGE|TARGETS)=([^ #]+).*/--build-arg \1=\2/p' docker/.env 2>/dev/null | tr -d "\"'")
 # Test processes at once.
 WORKERS ?= 2
 
@@ -118,7 +120,7 @@ $(VLLM_VENV)/.installed: constraints-vllm.txt docker/vllm_cpu/trace_vllm_cpu.py
 
 image: ## Build the image trace-agent with the commit in it: make image ARGS="--build-arg BASE_IMAGE=debian:bookworm-slim"
 	@# Uncommitted changes are said, too. Any tag: compose.yaml names the version.
-	@docker build -f docker/Dockerfile --build-arg COMMIT=$(COMMIT) -t trace-agent:0.1.0 $(ARGS) .
+	@docker build -f docker/Dockerfile --build-arg COMMIT=$(COMMIT) $(IMAGE_ARGS) -t trace-agent:0.1.0 $(ARGS) .
 
 docker-test: ## Build the image on a Debian made by hand, start compose, run a smoke round in it (needs Docker and root; 30 minutes)
 	@sh docker/test/run.sh

