@@ -123,25 +123,25 @@ class Settings(MachineSettings):
 
     model_config = SettingsConfigDict(extra="forbid")
 
-    target: str = "shop"
+    target: str = Field("shop", description="what to improve on (docs/4-targets.md)")
     target_user: str = Field(SCRIPTED_USER, description="who plays the simulated user: scripted, or litellm:MODEL")
-    profile: str = "laptop"
-    seed: int = Field(0, ge=0, le=LARGEST)
+    profile: str = Field("laptop", description="the file in profiles/ whose values stand in for these defaults")
+    seed: int = Field(0, ge=0, le=LARGEST, description="another seed gives other draws")
     budget: int = Field(2400, ge=1, le=LARGEST, description=BUDGET)
     base_model: str = Field("smollm2-135m", description="the embedded model, a folder, or a Hugging Face id")
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    calls: Literal["compact", "json"] = "compact"
-    home: Path = Path("runs")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the base; auto: what is faster here")
+    calls: Literal["compact", "json"] = Field("compact", description="how tools and calls are written for a model")
+    home: Path = Field(Path("runs"), description="folder of rounds, and of store and registry without URLs")
     files: str = Field("", description="where the home's files are put for others: s3://BUCKET/PREFIX, file:///FOLDER")
-    database: str = ""
-    tracking: str = ""
+    database: str = Field("", description="URL of the store; empty: trace.db in home")
+    tracking: str = Field("", description="MLflow's server or database; empty: mlflow.db in home")
     runner: Literal["process", "dask", "ray"] = Field(
         "process", description="where shards of a stage's episodes are played (docs/10-scale.md)"
     )
     runner_address: str = Field("", description="of the Dask scheduler or Ray head; empty: a cluster on this machine")
     runner_workers: int = Field(2, ge=1, le=1024, description="worker processes of a cluster on this machine")
     traces: int = Field(2, ge=0, le=16, description="episodes of each GRPO group that MLflow shows as traces; 0: none")
-    router: Literal["linear", "retrieval", "label", "both", "auto", "off"] = "auto"
+    router: Literal["linear", "retrieval", "label", "both", "auto", "off"] = Field("auto", description="how it decides")
     policy: PolicySettings = PolicySettings()
     rollout: RolloutSettings = RolloutSettings()
     selection: SelectionSettings = SelectionSettings()

@@ -59,7 +59,7 @@ class RolloutSettings(Part):
 
     trials: int = Field(2, ge=1, description="episodes per diagnosis task, each with its own seed")
     tasks: int = Field(0, ge=0, description="most tasks of a split that are played, spread over its families; 0 = all")
-    temperature: float = Field(0.3, ge=0, le=2)
+    temperature: float = Field(0.3, ge=0, le=2, description="of sampling; a training has its own")
     max_tokens: int = Field(32, ge=1, description="longest turn")
     rows: int = Field(64, ge=1, description="episodes computed at once")
 
@@ -67,47 +67,53 @@ class RolloutSettings(Part):
 class SelectionSettings(Part):
     """Section 3 of the method."""
 
-    rho: float = Field(0.10, ge=0, le=1)
-    delta: float = Field(0.20, ge=-1, le=1)
-    runs: int = Field(10, ge=1)
-    required: int = Field(8, ge=1, description="K of N")
+    rho: float = Field(0.10, ge=0, le=1, description="least share of failed episodes that lack the capability")
+    delta: float = Field(
+        0.20,
+        ge=-1,
+        le=1,
+        description="least lead of failed over successful ones in how many of those it concerns lack it",
+    )
+    runs: int = Field(10, ge=1, description="labelling runs (N)")
+    required: int = Field(8, ge=1, description="runs that have to reach rho and delta (K of N)")
     most: int = Field(3, ge=1, description="capabilities trained in one round")
 
 
 class CalibrationSettings(Part):
     """Section 4 of the method. `informative_alone` accepts below the success band when groups are informative."""
 
-    seeds: int = Field(100, ge=2, le=100_000)  # as many as one round's are from the next one's
-    samples: int = Field(16, ge=2)
-    low: float = 0.2
-    high: float = 0.6
-    spread: float = 0.05
-    uniform: float = 0.2
-    informative: float = 0.5
-    informative_alone: bool = False
-    distinct: int = 100
-    policy_episodes: int = 100
-    retention_share: float = Field(1 / 3, ge=0, lt=1)
+    # At most as many seeds as one round's are from the next one's.
+    seeds: int = Field(100, ge=2, le=100_000, description="scenarios that are played")
+    samples: int = Field(16, ge=2, description="episodes of each scenario: a group")
+    low: float = Field(0.2, description="the band: least success, and least mean reward")
+    high: float = Field(0.6, description="the band: most success, and most mean reward")
+    spread: float = Field(0.05, description="least standard deviation of the rewards")
+    uniform: float = Field(0.2, description="most groups all of whose episodes succeed; and most that earn nothing")
+    informative: float = Field(0.5, description="least share of groups whose rewards differ")
+    informative_alone: bool = Field(False, description="below the band informative groups and one success are enough")
+    distinct: int = Field(100, description="different scenarios that an environment needs, of twice as many seeds")
+    policy_episodes: int = Field(100, description="episodes of each scripted policy that checks an environment")
+    retention_share: float = Field(1 / 3, ge=0, lt=1, description="share of scenarios that keep what is known")
 
 
 class TrainSettings(Part):
     """Section 5 of the method; `steps` 0 is derived from the budget."""
 
-    steps: int = Field(0, ge=0)
-    groups: int = Field(6, ge=1)
-    group_size: int = Field(8, ge=2)
+    steps: int = Field(0, ge=0, description="optimizer steps of a training; 0: derived from budget")
+    groups: int = Field(6, ge=1, description="groups of a step, each on one scenario")
+    group_size: int = Field(8, ge=2, description="rollouts of a group")
     collections: int = Field(3, ge=1, description="how often groups with equal rewards are replaced")
     patience: int = Field(
         0, ge=0, description="how often more where none could be learnt from yet, before the training ends"
     )
     solved: float = Field(0.95, gt=0, le=1, description="mean success over two steps at which training ends early")
-    rank: int = Field(16, ge=1)
-    alpha: int = Field(32, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
+    rank: int = Field(16, ge=1, description="of the LoRA adapter")
+    alpha: int = Field(32, ge=1, description="its scale: what it adds is multiplied by alpha / rank")
+    learning_rate: float = Field(1e-3, gt=0, description="of a training that begins from the base")
     schedule: Literal["constant", "linear"] = Field(
         "constant", description="linear falls to 0 with the steps, or the episodes that are paid for"
     )
-    temperature: float = Field(0.7, gt=0)
+    temperature: float = Field(0.7, gt=0, description="of sampling in a training")
     upper_layers: int | None = Field(15, ge=0, description="layers that are adapted, from the last down; 0: all")
     micro_batch: int = Field(24, ge=1, description="rows of a backward pass")
     micro_batch_tokens: int | None = Field(
@@ -224,7 +230,7 @@ class EvaluationSettings(Part):
     routing: int = Field(
         0, ge=0, description="diagnosis tasks that each new adapter plays for the router, at equal distances; 0: all"
     )
-    alpha: float = Field(0.05, gt=0, lt=1)
+    alpha: float = Field(0.05, gt=0, lt=1, description="level of significance of the gate")
     fresh: int = Field(
         32, ge=4, le=10_000, description="fresh seeds that an adapter is measured on in its own environment"
     )
@@ -238,8 +244,8 @@ class PolicySettings(Part):
     """Where turns are sampled. `vllm` needs servers (docs/6-serving.md); `url` may name several, separated by commas.
     Only `backend` is part of what a round is: the rest says where things are."""
 
-    backend: Literal["local", "vllm"] = "local"
-    url: str = "http://127.0.0.1:8000"
+    backend: Literal["local", "vllm"] = Field("local", description="this process samples, or vLLM servers")
+    url: str = Field("http://127.0.0.1:8000", description="addresses of the servers, with commas between")
     model: str = Field("base", description="the name that the base is served under")
     api_key_env: VariableName = Field("", description="the variable that holds the servers' key")
     concurrency: int = Field(64, ge=1, le=1024, description="turns in flight")
@@ -267,7 +273,7 @@ class AnalystSettings(Part):
     of an environment variable.
     """
 
-    kind: Literal["checks", "llm"] = "checks"
+    kind: Literal["checks", "llm"] = Field("checks", description="who says what is lacking: checks, or a model")
     model: str = Field("", description="LiteLLM's name of a model, such as openai/NAME or hosted_vllm/NAME")
     api_base: str = Field("", description="address of a server of your own, up to /v1")
     api_key_variable: VariableName = Field("", description="name of the environment variable that holds the key")
@@ -276,18 +282,20 @@ class AnalystSettings(Part):
     temperature: float = Field(0.8, gt=0, le=2, description="of raters, judges and writers")
     send_temperature: bool = Field(True, description="off for models that take no temperature")
     blind: bool = Field(True, description="raters do not see the outcome")
-    candidates: int = Field(10, ge=1, le=10)
+    candidates: int = Field(10, ge=1, le=10, description="capabilities that it names at most")
     batch: int = Field(4, ge=1, description="trajectories labelled in one request")
     trajectory_tokens: int = Field(2000, ge=100, description="most that one trajectory is compacted to")
-    concurrency: int = Field(4, ge=1)
+    concurrency: int = Field(4, ge=1, description="calls at once")
     attempts: int = Field(5, ge=1, description="tries of a call that fails for a while")
-    backoff_seconds: float = Field(1.0, ge=0)
+    backoff_seconds: float = Field(1.0, ge=0, description="wait before the second try; it doubles with each")
     deadline_seconds: float = Field(120.0, gt=0, description="of one call, with all its tries")
-    max_calls: int = Field(0, ge=0)
-    max_total_tokens: int = Field(0, ge=0)
-    max_dollars: float = Field(0.0, ge=0)
-    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
-    sampled_price: float | None = Field(None, ge=0)
+    max_calls: int = Field(0, ge=0, description="cap of a round; 0: none")
+    max_total_tokens: int = Field(0, ge=0, description="cap of a round, read and sampled; 0: none")
+    max_dollars: float = Field(0.0, ge=0, description="cap of a round; 0: none")
+    prompt_price: float | None = Field(
+        None, ge=0, description="dollars per million tokens that are read; none: LiteLLM's table"
+    )
+    sampled_price: float | None = Field(None, ge=0, description="the same of sampled tokens")
 
 
 class SynthesizerSettings(Part):
@@ -295,13 +303,15 @@ class SynthesizerSettings(Part):
     another one, so that who writes an environment is not who judged that it is needed. That one has an address, a key
     and prices of its own; everything else, the caps among it, is the analyst's."""
 
-    kind: Literal["generators", "llm"] = "generators"
+    kind: Literal["generators", "llm"] = Field("generators", description="who makes environments: llm is a model")
     versions: int = Field(5, ge=1, le=5, description="attempts before a capability is unsynthesizable")
     model: str = Field("", description="LiteLLM's name of the model that writes; empty: analyst.model")
     api_base: str = Field("", description="address of a server of your own, up to /v1")
     api_key_variable: VariableName = Field("", description="name of the environment variable that holds the key")
-    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
-    sampled_price: float | None = Field(None, ge=0)
+    prompt_price: float | None = Field(
+        None, ge=0, description="dollars per million tokens that are read; none: LiteLLM's table"
+    )
+    sampled_price: float | None = Field(None, ge=0, description="the same of sampled tokens")
 
 
 class LimitSettings(Part):

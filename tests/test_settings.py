@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from db.copies import sqlite_file
 from errors import ConfigurationError
@@ -21,6 +22,22 @@ def test_defaults_are_the_laptop_profile(settings_folder: Path) -> None:
     assert settings.training_steps() >= 1
     assert settings.folder.is_absolute()
     assert settings.database_url == f"sqlite:///{settings.folder / 'trace.db'}"
+
+
+def test_every_setting_says_what_it_is() -> None:
+    """docs/1-running.md sends a reader to the two files for what each of them means."""
+
+    def without(kind: type[BaseModel]) -> list[str]:
+        found = []
+        for name, field in kind.model_fields.items():
+            part = field.annotation
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found += [f"{name}.{inner}" for inner in without(part)]
+            elif not field.description:
+                found.append(name)
+        return found
+
+    assert without(Settings) == []
 
 
 def test_a_home_of_any_name_is_its_own(settings_folder: Path) -> None:

@@ -34,7 +34,7 @@ def render(figures: RoundFigures, episodes: str = "") -> str:
         "selection": charts.selection_chart(by_rule, figures.selection) if by_rule else "",
         "router": charts.confusion_chart(figures.router) if figures.router and figures.router.labels else "",
         "seconds": charts.share_chart("Time by stage", [(n, v, duration(v)) for n, v in seconds]) if seconds else "",
-        "tokens": charts.share_chart("Tokens by purpose", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",
+        "tokens": charts.share_chart("Sampled tokens", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",
     }
     return (
         environment()

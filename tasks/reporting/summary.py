@@ -57,7 +57,7 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
     if figures.errors:
         console.print(f"{figures.errors} episodes were lost to infrastructure errors and are in no denominator.")
     cost = [duration(figures.seconds["total"])] if "total" in figures.seconds else []
-    cost += [f"{figures.tokens['total']:,} tokens"] if "total" in figures.tokens else []
+    cost += [f"{figures.tokens['total']:,} sampled tokens"] if "total" in figures.tokens else []
     cost += [f"peak {figures.peak_gib:.1f} GiB"] if figures.peak_gib is not None else []
     if cost:
         console.print(f"Cost: {', '.join(cost)}.")
