@@ -136,6 +136,14 @@ def test_the_image_installs_what_a_storage_needs() -> None:
     assert {"s3fs", "boto3", "prefect", "mlflow"} <= names
 
 
+def test_an_update_brings_the_database_that_mlflow_has_here_to_its_schema() -> None:
+    """MLflow's server does not start on an older schema, and the worker waits for that server."""
+    page = (ROOT / "docs" / "1-running.md").read_text()
+    (url,) = re.findall(r"^    docker compose \.\.\. run --rm mlflow mlflow db upgrade (\S+)", page, re.MULTILINE)
+    assert url == SERVICES["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
+    assert page.index(url) < page.index("run --rm worker trace-agent db upgrade")
+
+
 def test_every_worker_plays_one_run_at_a_time(settings_folder: Path) -> None:
     """A round takes the cores and the memory of its machine for its own: two at once would each expect all."""
     (line,) = re.findall(r"^CMD (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
