@@ -193,7 +193,8 @@ def _between(began: datetime, until: datetime) -> float:
 
 class Working:
     """Context manager of `Stage.working`. A heartbeat that cannot be stored is tried again at the next beat; what it
-    raised is kept in `failure`, and the lease decides in the end."""
+    raised is kept in `failure`, and the lease decides in the end; so it does for a body that raised with the store
+    away."""
 
     def __init__(self, stage: Stage, every: float) -> None:
         self.failure: StoreError | None = None
@@ -209,8 +210,13 @@ class Working:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
-        if error is not None and self._stage.heartbeat():
-            self._stage.fail(f"{type(error).__name__}: {error}")
+        if error is None:
+            return
+        try:
+            if self._stage.heartbeat():
+                self._stage.fail(f"{type(error).__name__}: {error}")
+        except StoreError as failure:  # what ended the work is worth more; the lease decides
+            self.failure = failure
 
     def _beat(self) -> None:
         while not self._stop.wait(self._every):

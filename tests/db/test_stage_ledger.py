@@ -145,6 +145,29 @@ def test_work_that_raises_fails_the_stage(store: Store, round_: Round) -> None:
     assert (stage.row().state, stage.row().error) == ("failed", "ZeroDivisionError: division by zero")
 
 
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_database_that_is_away_does_not_hide_what_ended_the_work(
+    store: Store, round_: Round, monkeypatch: pytest.MonkeyPatch, ended: type[BaseException]
+) -> None:
+    stage = store.stage(round_.id, "train")
+    assert stage.claim()
+
+    def away(connection: object) -> None:
+        raise StoreError("the database is away")
+
+    working = stage.working()
+
+    def work() -> None:
+        with working:
+            monkeypatch.setattr(ledger, "database_time", away)
+            raise ended
+
+    with pytest.raises(ended):
+        work()
+    assert "away" in str(working.failure)
+    assert stage.row().state == "running", "the lease runs out instead"
+
+
 def test_work_that_lost_its_stage_says_so_and_leaves_it_alone(store: Store, round_: Round) -> None:
     slow, quick = store.stage(round_.id, "train"), store.stage(round_.id, "train")
     assert slow.claim("slow", lease_seconds=1.0)
