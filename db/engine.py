@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 from sqlalchemy.pool import NullPool
 
 from db.values.text import dump_json
@@ -27,6 +28,11 @@ BUSY_MS = 30_000
 CACHE_KIB = 64 * 1024  # of a writing connection; taken as a large file needs it
 CHECKPOINT_PAGES = 16_000  # 64 MiB of changes
 EXAMPLES = "use sqlite:///runs/trace.db or postgresql://user:password@host:5432/trace"
+# How the states of PostgreSQL's errors begin that the same work may not meet again: the connection was lost, another
+# transaction was in the way, there are too many connections, a lock was not to be had, the server ends or begins.
+_PASSING = ("08", "40", "53300", "55P03", "57P")
+# What a server says that answers, and will say again; of the rest of those that let nobody in it only begins or ends.
+_REFUSED = ("password", "authentication", "does not exist", "pg_hba.conf")
 # Any number will do, as long as all writers of this project use the same one.
 _WRITERS_LOCK = 7472616365
 
@@ -161,15 +167,34 @@ def database_time(connection: Connection) -> datetime:
 
 @contextmanager
 def speaking(url: URL) -> Iterator[None]:
-    """Turn the driver's errors into a `StoreError` that names the database (without password) and what to do."""
+    """Turn the driver's errors into a `StoreError` that names the database (without password) and what to do. It is
+    `transient` where the database was away or held by others: the same work may go through later."""
     try:
         yield
     except SQLAlchemyError as error:
         if isinstance(error, StatementError) and isinstance(error.orig, StoreError):
             raise error.orig from error
-        raise StoreError(_explain(url, error)) from error
+        failed = StoreError(_explain(url, error))
+        failed.transient = _may_pass(error)
+        raise failed from error
     except OverflowError as error:
         raise StoreError(f"database {show(url)!r}: {error}; store integers of at most 64 bits") from error
+
+
+def _may_pass(error: SQLAlchemyError) -> bool:
+    """Whether the database was away, or held by others."""
+    if isinstance(error, NoConnectionLeft):  # all are in use
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF  # the low byte of what SQLite answers
+        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    if error.connection_invalidated or state is not None:
+        return error.connection_invalidated or str(state).startswith(_PASSING)
+    # A connection that did not come about, or broke off, has no state.
+    return isinstance(error, OperationalError) and not any(word in str(error.orig).lower() for word in _REFUSED)
 
 
 def _explain(url: URL, error: SQLAlchemyError) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from postgres_server import PASSWORD, QUOTED_PASSWORD, free_port
 from store_examples import trajectory
 
-from db import Round, open_store
+from db import Round, SpendRow, open_store
+from db.writes import put_rows
 from errors import ConfigurationError, StoreError
 
 NOBODY = 65534
@@ -97,6 +100,45 @@ def test_a_password_with_every_odd_sign_and_other_spellings_of_the_url(postgres_
             assert PASSWORD not in store.url
             assert QUOTED_PASSWORD not in store.url
             assert store.rows(Round) == []
+
+
+@pytest.mark.integration
+def test_a_server_that_goes_away_may_be_back(postgres_url: str) -> None:
+    """A stage is tried again then, as when MLflow is away: a server that is restarted must not end a night."""
+    for url in (f"postgresql://trace@127.0.0.1:{free_port()}/trace", postgres_url.replace("trace_", "no_such_")):
+        with pytest.raises(StoreError) as caught:
+            open_store(url)
+        assert caught.value.transient == ("no_such_" not in url)
+    with open_store(postgres_url) as store:
+        round_ = store.start_round("shop", "d", 1, "laptop", {})
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+
+        def cut_off() -> None:
+            with store.transaction() as connection:
+                with closing(psycopg.connect(postgres_url)) as server:
+                    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+                put_rows(connection, [SpendRow(id="s", round_id=round_.id, stage="train", model="m")], replace=False)
+
+        with pytest.raises(StoreError) as caught:
+            cut_off()
+        assert caught.value.transient
+        assert store.rows(SpendRow) == [], "the next statement has a connection of its own"
+        with pytest.raises(StoreError, match="rule of the schema") as caught:
+            store.put([SpendRow(id="s", round_id="nowhere", stage="train", model="m")])
+        assert not caught.value.transient
+
+
+def test_a_file_that_another_process_holds_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("db.engine.BUSY_MS", 10)
+    with open_store(f"sqlite:///{tmp_path}/trace.db") as store:
+        with closing(sqlite3.connect(tmp_path / "trace.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match="another process holds it") as caught:
+                store.start_round("shop", "d", 1, "laptop", {})
+            assert caught.value.transient
+        with pytest.raises(StoreError, match="rule of the schema") as caught:
+            store.put([SpendRow(id="s", round_id="nowhere", stage="train", model="m")])
+        assert not caught.value.transient
 
 
 def test_read_only_folder() -> None:
