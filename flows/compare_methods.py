@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from db import open_store
 from errors import TraceError
@@ -53,6 +53,8 @@ __all__ = ["QUICK", "CompareParameters", "check", "compare_methods", "warn"]
 
 class CompareParameters(BaseModel):
     """What a person sets for a comparison; everything else comes from the profile, `trace.toml` and the environment."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     target: str | None = None
     profile: str | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import deployment
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from errors import StoreError
 from flows.runs.missed import makes_way
@@ -29,6 +29,8 @@ logger = logging.getLogger("trace")
 
 class HousekeepingParameters(BaseModel):
     """What `trace-agent clean` and `trace-agent doctor` take."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     older_than: int = Field(default=30, ge=1, le=36_500, description="days since what is removed was done with")
     keep: float | None = Field(default=None, ge=0, description="GB: remove, oldest first, until the home takes this")

@@ -16,7 +16,7 @@ from prefect import flow
 from prefect.exceptions import Abort, Pause, TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from db import RoundState, open_store
 from errors import (
@@ -70,6 +70,8 @@ logger = logging.getLogger("trace")
 
 class ImproveParameters(BaseModel):
     """What a person sets for a round; everything else comes from the profile, `trace.toml` and the environment."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     target: str | None = Field(default=None, description="what to improve on, such as shop or tau2:retail")
     profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")

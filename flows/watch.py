@@ -9,7 +9,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import deployment
 from prefect.states import Cancelled
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from errors import TargetBusy
 from flows.runs.missed import makes_way
@@ -24,6 +24,8 @@ from tasks.unattended.stalls import hung_before, watched
 
 class WatchParameters(BaseModel):
     """What a person sets for a watch; everything else comes from the profile, `trace.toml` and the environment."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     target: str | None = Field(default=None, description="what the release answers on, such as shop or tau2:retail")
     profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prefect.exceptions import ParameterTypeError
 from typer.main import get_command
 
 from errors import ConfigurationError
 from flows.cli.main import app
-from flows.improve import ImproveParameters
+from flows.compare_methods import compare_methods
+from flows.housekeeping import housekeeping
+from flows.improve import ImproveParameters, improve, until
+from flows.watch import watch
 from settings import (
     BUDGET,
     NOT_SETTINGS,
@@ -48,6 +53,19 @@ def test_a_misspelt_variable_is_refused_with_the_one_that_is_meant(
         with pytest.raises(ConfigurationError, match=rf"variable {name} = .* did you mean {meant}\? Corr") as raised:
             read()
         assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("flow", [improve, until, watch, housekeeping, compare_methods], ids=lambda flow: flow.name)
+def test_a_misspelt_parameter_of_a_run_is_refused(flow: Any) -> None:
+    """Where a run is asked for, by Prefect's server, and in the run: it would do without what was wanted of it, as
+    never to remove a conversation."""
+    (schema,) = flow.parameters.definitions.values()
+    assert schema["additionalProperties"] is False
+    needed = {"budget": 1, "seeds": [0], "out": "."} if flow is compare_methods else {}
+    stage = {"stage": "rollout"} if flow is until else {}
+    flow.validate_parameters({**stage, "params": needed})
+    with pytest.raises(ParameterTypeError, match="conversation_older_than"):
+        flow.validate_parameters({**stage, "params": {**needed, "conversation_older_than": 90}})
 
 
 def test_a_variable_like_no_setting_is_refused_too(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
