@@ -193,8 +193,10 @@ def _may_pass(error: SQLAlchemyError) -> bool:
     state: str | None = getattr(error.orig, "sqlstate", None)
     if error.connection_invalidated or state is not None:
         return error.connection_invalidated or str(state).startswith(_PASSING)
-    # A connection that did not come about, or broke off, has no state.
-    return isinstance(error, OperationalError) and not any(word in str(error.orig).lower() for word in _REFUSED)
+    # What did not come about, or broke off, has no state; nor has what the driver cannot send.
+    said = str(error.orig).lower()
+    broken = error.statement is None or "connection" in said
+    return broken and isinstance(error, OperationalError) and not any(word in said for word in _REFUSED)
 
 
 def _explain(url: URL, error: SQLAlchemyError) -> str:

@@ -79,8 +79,16 @@ def worked(connection: Connection, without: str = "") -> dict[str, float]:
 
 def _rows(connection: Connection, kind: type[AnyRow], equals: Mapping[str, Any], *conditions: Any) -> list[AnyRow]:
     table = table_of(kind)
-    query = select(table).where(where(table, equals), *conditions).order_by(*table.primary_key)
-    return [row_from(kind, dict(found)) for found in connection.execute(query).mappings()]
+    found = [
+        dict(row)
+        for part in _parts(equals)
+        for row in connection.execute(
+            select(table).where(where(table, part), *conditions).order_by(*table.primary_key)
+        ).mappings()
+    ]
+    if _long(equals):
+        found.sort(key=lambda row: tuple(row[column.name] for column in table.primary_key))
+    return [row_from(kind, row) for row in found]
 
 
 def row_beginning(connection: Connection, key: str) -> tuple[str, dict[str, Any]] | None:
@@ -178,13 +186,15 @@ def _checks(columns: Sequence[Any], equals: Mapping[str, Any]) -> Select[Any]:
 def step_frame(connection: Connection, equals: Mapping[str, Any]) -> pd.DataFrame:
     """One row a step of these trajectories."""
     trajectories, steps = TABLES["trajectories"], TABLES["steps"]
-    query = (
-        select(steps)
-        .join(trajectories, trajectories.c.id == steps.c.trajectory_id)
-        .where(where(trajectories, equals))
-        .order_by(steps.c.trajectory_id, steps.c.idx)
-    )
-    return _joined(list(_frames(connection, query)), [])
+    of = select(steps).join(trajectories, trajectories.c.id == steps.c.trajectory_id)
+    parts = [
+        frame
+        for part in _parts(equals)
+        for frame in _frames(
+            connection, of.where(where(trajectories, part)).order_by(steps.c.trajectory_id, steps.c.idx)
+        )
+    ]
+    return _joined(parts, _order(equals, "trajectory_id", "idx"))
 
 
 def trajectories(connection: Connection, equals: Mapping[str, Any], with_blobs: bool) -> Iterator[TrajectoryRow]:
@@ -192,9 +202,15 @@ def trajectories(connection: Connection, equals: Mapping[str, Any], with_blobs: 
     table = TABLES["trajectories"]
     columns = [c for c in table.columns if with_blobs or c.name not in BLOBS]
     # All ids first: to find the next page by its id and the conditions, a database sorts what they leave each time.
-    ids = connection.execute(select(table.c.id).where(where(table, equals)).order_by(table.c.id)).scalars().all()
+    ids = [
+        found
+        for part in _parts(equals)
+        for found in connection.execute(select(table.c.id).where(where(table, part)).order_by(table.c.id)).scalars()
+    ]
+    if _long(equals):
+        ids.sort()
     for start in range(0, len(ids), _PAGE):
-        wanted = list(ids[start : start + _PAGE])
+        wanted = ids[start : start + _PAGE]
         query = select(*columns).where(table.c.id.in_(wanted)).order_by(table.c.id)
         page = connection.execute(query).mappings().all()
         steps, checks = (_children(connection, name, wanted) for name in ("steps", "checks"))
@@ -258,21 +274,23 @@ def _joined(parts: list[pd.DataFrame], order: list[str]) -> pd.DataFrame:
 
 def _order(equals: Mapping[str, Any], *columns: str) -> list[str]:
     """What to sort by: nothing where one statement did it already."""
-    return list(columns) if _many_ids(equals) else []
+    return list(columns) if _long(equals) else []
 
 
-def _many_ids(equals: Mapping[str, Any]) -> bool:
-    ids = equals.get("id")
-    return isinstance(ids, list | tuple | set | frozenset) and len(ids) > CHUNK
+def _long(equals: Mapping[str, Any]) -> str | None:
+    """A column with more values than go into one statement."""
+    lists = (name for name, values in equals.items() if isinstance(values, list | tuple | set | frozenset))
+    return next((name for name in lists if len(equals[name]) > CHUNK), None)
 
 
 def _parts(equals: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The conditions, with a long list of ids in parts that fit one statement."""
-    if not _many_ids(equals):
+    """The conditions, with long lists of values in parts that fit one statement."""
+    name = _long(equals)
+    if name is None:
         yield dict(equals)
         return
-    for part in chunks(dict.fromkeys(equals["id"])):
-        yield {**equals, "id": part}
+    for part in chunks(dict.fromkeys(equals[name])):
+        yield from _parts({**equals, name: part})
 
 
 def _children(connection: Connection, name: str, ids: list[str]) -> dict[str, list[Mapping[str, Any]]]:

@@ -278,8 +278,8 @@ class Store:
             writes.put_rows(connection, rows, replace)
 
     def rows(self, kind: type[AnyRow], /, **equals: Any) -> list[AnyRow]:
-        """Rows of a table, ordered by key. `equals` are columns: None means IS NULL; a list, tuple or set means IN
-        (at most 30,000 values). Of `stages` these are stages alone, without the processes of `presences`."""
+        """Rows of a table, ordered by key. `equals` are columns: None means IS NULL; a list, tuple or set means
+        IN, of however many values. Of `stages` these are stages alone, without the processes of `presences`."""
         with self._read() as connection:
             return queries.rows(connection, kind, equals)
 
