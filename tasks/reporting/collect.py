@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -58,17 +59,12 @@ def figures_of(
     store, current_round = stored.store, stored.round
     rows = in_order(store.rows(StageRow, round_id=current_round.id))
     stages = {r.name: r for r in rows if r.name != ReportResult.stage}  # its broken attempts, as itself, count nowhere
-    costs = [_Cost.model_validate(r.result or {}) for r in stages.values()]
+    costs = {name: _Cost.model_validate(r.result or {}) for name, r in stages.items()}
     test, contrast = stored.found(TestResult), stored.found(ContrastResult)
     sides = {name: outcomes(store, ids) for name, ids in test.sides().items()} if test else {}
     sides = {name: frame for name, frame in sides.items() if not frame.empty}  # the no-op's may all have been lost
     seconds = {name: round(r.seconds, 2) for name, r in stages.items() if r.seconds is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
-    work = {
-        "model": round(sum(c.model_seconds for c in costs), 2),
-        "environment": round(sum(c.environment_seconds for c in costs), 2),
-        "earlier": round(sum(c.earlier_seconds for c in costs), 2),
-    }
     around, history = before_after(stored), history_until(stored, ended.reason)
     capabilities = capabilities_of(stored, around.renewed if around else frozenset())
     difference, gain = (_difference(sides, before) for before in ("base", "live"))
@@ -99,9 +95,9 @@ def figures_of(
         history=history,
         router=_router(stored, target, test) if test else None,
         seconds=seconds,
-        work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
+        work=_work(costs, seconds),
         tokens=_tokens(stored),
-        peak_gib=round(max([peak_gib(), *(c.peak_gib for c in costs)]), 2),
+        peak_gib=round(max([peak_gib(), *(c.peak_gib for c in costs.values())]), 2),
         errors=int(
             store.query(
                 "SELECT COUNT(*) AS n FROM trajectories WHERE round_id = :r AND error_boundary IS NOT NULL",
@@ -131,6 +127,20 @@ def figures_of(
             packages={p: importlib.metadata.version(p) for p in PACKAGES},
         ),
     )
+
+
+def _work(costs: Mapping[str, _Cost], seconds: Mapping[str, float]) -> dict[str, float]:
+    """The stages' `seconds` by what took them. Workers that play at once spend more in all than their stage took: then
+    its last attempt is split as their work is."""
+    parts = {"model": 0.0, "environment": 0.0, "earlier": 0.0}
+    for name, cost in costs.items():
+        spent, took = cost.model_seconds + cost.environment_seconds, seconds.get(name, 0.0) - cost.earlier_seconds
+        share = min(1.0, max(0.0, took) / spent) if spent else 1.0
+        parts["model"] += share * cost.model_seconds
+        parts["environment"] += share * cost.environment_seconds
+        parts["earlier"] += cost.earlier_seconds
+    parts["orchestration"] = seconds["total"] - sum(parts.values())
+    return {name: round(value, 2) for name, value in parts.items()}
 
 
 def _rate(frame: Any) -> Rate:

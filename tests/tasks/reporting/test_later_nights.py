@@ -21,7 +21,7 @@ from tasks.reporting.headline import headline
 from tasks.reporting.lookup import FIGURES, stored_figures
 from tasks.reporting.nothing_trained import Ended
 from tasks.reporting.page import render
-from tasks.round.results import GateResult, ReportResult, RouteResult, TestResult
+from tasks.round.results import GateResult, ReportResult, RouteResult, SelectResult, TestResult
 from tasks.round.stored import StoredRound
 
 
@@ -69,6 +69,20 @@ def test_a_report_that_broke_off_before_counts_in_no_time_of_the_round(shop: Sho
     found = told(shop, row, settings_folder / "home")
     assert found.seconds == {"total": 138.0, "rollout": 138.0}
     assert found.work["orchestration"] == found.history[-1].seconds == 138.0
+
+
+def test_what_workers_do_at_once_takes_no_longer_than_their_stage(shop: Shop, settings_folder: Path) -> None:
+    """Eight workers of a cluster, each of which says what it spent: in all more than the stage took."""
+    row, spent = shop.round(), {"earlier_seconds": 20.0, "model_seconds": 600.0, "environment_seconds": 200.0}
+    shop.stage(row, RouteResult(**spent, skipped=""))
+    alone = {"model_seconds": 30.0, "environment_seconds": 10.0}
+    shop.stage(row, SelectResult(selected=[], earlier_seconds=120.004))  # seconds are stored to other digits
+    shop.stage(row, GateResult(**alone))
+    with shop.store.transaction() as connection:
+        connection.execute(text("UPDATE stages SET seconds = 120.0"))
+    found = told(shop, row, settings_folder / "home")
+    assert found.work == {"model": 105.0, "environment": 35.0, "earlier": 140.0, "orchestration": 80.0}
+    assert "1 min 20 s in everything else" in render(found)
 
 
 def test_what_is_told_of_an_old_night_says_what_has_become_of_its_release(shop: Shop, settings_folder: Path) -> None:
