@@ -23,6 +23,8 @@ from tasks.reporting.figures import (
 
 WIDTH = 560
 _LABEL = 168  # room for names on the left
+# How much darker a cell is with all than with nothing: with more its number cannot be read where the page is dark.
+SHADE = 0.4
 # Of a history: x, the rate there, its row, and the lineage.
 _Point = tuple[float, Rate, HistoryRow, int]
 # Rounds whose intervals are drawn one by one, with a dot each; more are a band. Labels that fit under the axis.
@@ -244,7 +246,7 @@ def confusion_chart(router: RouterFigures) -> str:
             box = f'x="{x:.1f}" y="{y:.1f}" width="{cell - 2:.1f}" height="{tall - 2:.1f}" rx="3"'
             parts.append(f'<rect class="cell" {box}/>')
             if count:
-                parts.append(f'<rect class="routed bar" style="opacity:{0.15 + 0.6 * share:.2f}" {box}/>')
+                parts.append(f'<rect class="routed bar" style="opacity:{0.1 + SHADE * share:.2f}" {box}/>')
             parts.append(_text(x0 + cell * (j + 0.5), top + tall * (i + 0.5) + 5, str(count), "middle"))
     return _svg(height, "Where the router sent tasks", f"{percent(router.sent)} to an adapter", parts)
 
@@ -287,7 +289,7 @@ def heat_chart(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) 
             parts.append(f'<rect class="cell" {box}/>')
             rate = rates.get(column)
             if rate is not None and rate == rate:
-                parts.append(f'<rect class="routed bar" style="opacity:{0.05 + 0.7 * rate:.2f}" {box}/>')
+                parts.append(f'<rect class="routed bar" style="opacity:{0.05 + SHADE * rate:.2f}" {box}/>')
                 parts.append(_text(x0 + cell * (j + 0.5), top + tall * (i + 0.5) + 5, f"{100 * rate:.0f}", "middle"))
     said = "; ".join(
         f"{name}: " + ", ".join(f"{c} {percent(r)}" for c, r in rates.items() if r == r) for name, rates in rows.items()
