@@ -82,8 +82,8 @@ class FamilyFigures(_Figures):
 
 
 class TrainingStep(_Figures):
-    """Mean reward and success rate of one training step's rollouts (None where all were lost): of the capability's own
-    scenarios where `retention`, the success rate on the others, stands beside; else of all."""
+    """Mean reward and success rate of one training step's rollouts without advice (None where all were lost): of the
+    capability's own scenarios where `retention`, the success rate on the others, stands beside; else of all."""
 
     step: int
     reward: float | None

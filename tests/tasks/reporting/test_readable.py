@@ -62,3 +62,8 @@ def test_the_table_of_capabilities_says_what_its_shares_are_of() -> None:
     page = render(full_round())
     assert "Base and adapter: success on fresh scenarios of the capability’s environment" in page
     assert "points and p: the adapter alone against what was live, on validation tasks of its own families" in page
+
+
+def test_a_training_s_figures_are_said_to_be_without_episodes_that_got_advice() -> None:
+    """As the trainer counts them: what succeeded with advice alone is no success of the adapter's."""
+    assert "Reward and success over all episodes of a step that got no advice" in render(full_round())
