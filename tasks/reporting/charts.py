@@ -171,7 +171,7 @@ def selection_chart(capabilities: Sequence[CapabilityFigures], rule: SelectionRu
     for column, (title, threshold) in enumerate((("coverage", rule.rho), ("contrast", rule.delta))):
         left = x0 + column * (width + gap)
         values = [(c.mean_cov if column == 0 else c.mean_delta) or 0.0 for c in capabilities]
-        low, high = min(0.0, *values), max(1.0 if max(values) > 0.5 else 0.5, *values)
+        low, high = min(0.0, *values), max(1.0 if max(values) > 0.5 else 0.5, threshold, *values)
         scale = width / (high - low)
         zero = left - low * scale
         parts.append(_text(left, 16, f"{title}, threshold {threshold:g}", "axis"))
@@ -306,10 +306,13 @@ def curve_chart(title: str, axis: str, points: Sequence[tuple[float, float]]) ->
         y = y0 + (y1 - y0) * value
         parts.append(f'<line class="grid" x1="{x0}" x2="{x1}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(x0 - 8, y + 4, f"{100 * value:.0f} %", "axis end"))
-    for number, rate in points:
+    most = min(len(points), _LABELS)
+    labelled = {round(i * (len(points) - 1) / max(1, most - 1)) for i in range(most)}
+    for i, (number, rate) in enumerate(points):
         x, y = x0 + (x1 - x0) * (number - first) / ((last - first) or 1), y0 + (y1 - y0) * rate
         placed.append(f"{x:.1f},{y:.1f}")
-        parts.append(_text(x, y0 + 20, f"{number:g}", "axis middle"))
+        if i in labelled:
+            parts.append(_text(x, y0 + 20, f"{number:g}", "axis middle"))
         parts.append(f'<circle class="routed dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
     parts.append(f'<polyline class="routed curve" points="{" ".join(placed)}"/>')
     parts.append(_text((x0 + x1) / 2, y0 + 38, axis, "axis middle"))

@@ -4,12 +4,13 @@ is of."""
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from report_samples import full_round
 
-from tasks.reporting.charts import confusion_chart, heat_chart
-from tasks.reporting.figures import RouterFigures
+from tasks.reporting.charts import confusion_chart, curve_chart, heat_chart, selection_chart
+from tasks.reporting.figures import RouterFigures, SelectionRule
 from tasks.reporting.page import TEMPLATES, render
 
 # Least contrast of ordinary text (WCAG 2.2, success criterion 1.4.3).
@@ -67,3 +68,22 @@ def test_the_table_of_capabilities_says_what_its_shares_are_of() -> None:
 def test_a_training_s_figures_are_said_to_be_without_episodes_that_got_advice() -> None:
     """As the trainer counts them: what succeeded with advice alone is no success of the adapter's."""
     assert "Reward and success over all episodes of a step that got no advice" in render(full_round())
+
+
+@pytest.mark.parametrize(("rho", "delta"), [(0.1, 0.2), (0.7, 0.9)])
+def test_a_threshold_stands_in_its_own_column(rho: float, delta: float) -> None:
+    """Also one that no capability comes near."""
+    low = [c.model_copy(update={"mean_cov": 0.1, "mean_delta": 0.2}) for c in full_round().capabilities]
+    chart = selection_chart(low, SelectionRule(rho=rho, delta=delta))
+    first, second = (float(x) for x in re.findall(r'class="threshold" x1="([0-9.]+)"', chart))
+    ends = [float(x) for x in re.findall(r'class="axis" x="([0-9.]+)"', chart)]
+    assert ends[0] < first <= ends[1] - 30 < second <= 560 - 34
+
+
+def test_the_numbers_below_a_curve_of_many_points_do_not_cover_one_another() -> None:
+    chart = curve_chart("grpo", "episodes", [(16.0 * (i + 1), i / 40) for i in range(40)])
+    at = [float(x) for x in re.findall(r'class="axis middle" x="([0-9.]+)" y="192.0"', chart)]
+    assert at[0] == 50.0, "the first"
+    assert at[-1] == 498.0, "and the last"
+    assert min(b - a for a, b in pairwise(at)) > 30
+    assert chart.count("<circle") == 40
