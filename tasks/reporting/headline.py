@@ -102,6 +102,8 @@ def _promoted(figures: RoundFigures) -> str:
     brought = f" {brought[:1].upper()}{brought[1:]}." if brought else ""
     before, after, base = figures.live, figures.routed, figures.base
     lives = f"became live and {SINCE[made.state]}" if made.state in SINCE else "is live"
+    if not figures.collected:  # it may be being played
+        return f"Release {made.number} {lives}; what it comes to on the test split is not collected.{brought}"
     if before is None or after is None:
         return f"Release {made.number} {lives}, and was not played on the test split.{brought}"
     if figures.gain is None:

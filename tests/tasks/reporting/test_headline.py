@@ -40,6 +40,15 @@ def test_the_first_release() -> None:
     assert tone(first_promoted()) == "good"
 
 
+def test_a_release_whose_test_split_is_being_played_is_not_said_to_be_left_untested() -> None:
+    """It is live from the gate on, and its episodes on the test split may take hours."""
+    playing = first_promoted().model_copy(
+        update={"live": None, "routed": None, "base": None, "gain": None, "collected": False, "stopped": AT_WORK}
+    )
+    said = headline(playing)
+    assert said == "Release 1 is live; what it comes to on the test split is not collected. New: set_delivery_address."
+
+
 def test_a_later_release_is_compared_with_what_was_live_and_the_base_in_passing() -> None:
     assert headline(later_round()) == (
         "Release 5 is live: success on shop rose from 55.0 % (release 2) to 61.3 %: +6.2 points (95 % interval +1.1 to "
