@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from tasks.comparison.results import SeedResult
-from tasks.comparison.table import Difference, Share, Table
+from tasks.comparison.table import REFERENCE, Difference, Share, Table
 from tasks.measuring.gate_plan import p_text
 from tasks.reporting.charts import curve_chart, heat_chart, lettered
 from tasks.reporting.page import environment
@@ -34,7 +34,7 @@ def lines(table: Table) -> list[str]:
             f"{_span(100 * row.low, 100 * row.high):<15} {apart} {row.episodes:>9.0f} {row.tokens:>10.0f} "
             f"{row.seconds:>8.0f} {row.dollars:>8.4f}"
         )
-    text += [*lost_episodes(table), *other_tests(table)]
+    text += [*other_seeds(table), *lost_episodes(table), *other_tests(table)]
     names = [row.name for row in table.rows]
     broad = max(6, *(len(f) for f in table.families))
     letters = {lettered(i): name for i, name in enumerate(names)}
@@ -69,6 +69,17 @@ def added_lines(table: Table) -> list[str]:
         + ("" if math.isnan(d.low) else f" {_span(d.low, d.high, '+')}, p {p_of(d)}")
         + f" ({d.seeds} of {len(table.seeds)} seeds)"
         for place, d in enumerate(table.added, start=1)
+    ]
+
+
+def other_seeds(table: Table) -> list[str]:
+    """What a reader has to know of points that are over other seeds than the rates beside them: one sentence a method,
+    none where both are over the same."""
+    ours = {row.seeds for row in table.rows if row.name == REFERENCE}
+    return [
+        f"{row.name}: points are over the {d.seeds} seed{'s' if d.seeds > 1 else ''} that it and TRACE have."
+        for row in table.rows
+        if (d := row.difference) and {d.seeds} != {row.seeds} | ours
     ]
 
 
@@ -124,7 +135,8 @@ def render(table: Table, results: Sequence[SeedResult]) -> str:
     template = environment().get_template("methods.html.j2")
     return template.render(
         t=table, results=results, lettered=lettered, heads=heads_of(table), share_text=share_text, p_of=p_of,
-        whose_tasks=whose_tasks(table), over_what=over_what(table), lost=lost_episodes(table), added=added_lines(table),
+        whose_tasks=whose_tasks(table), over_what=over_what(table), notes=[*other_seeds(table), *lost_episodes(table)],
+        added=added_lines(table),
         heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),
         curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},
