@@ -73,11 +73,10 @@ def test_a_report_that_broke_off_before_counts_in_no_time_of_the_round(shop: Sho
 
 def test_what_workers_do_at_once_takes_no_longer_than_their_stage(shop: Shop, settings_folder: Path) -> None:
     """Eight workers of a cluster, each of which says what it spent: in all more than the stage took."""
-    row, spent = shop.round(), {"earlier_seconds": 20.0, "model_seconds": 600.0, "environment_seconds": 200.0}
-    shop.stage(row, RouteResult(**spent, skipped=""))
-    alone = {"model_seconds": 30.0, "environment_seconds": 10.0}
+    row = shop.round()
+    shop.stage(row, RouteResult(earlier_seconds=20.0, model_seconds=600.0, environment_seconds=200.0))
     shop.stage(row, SelectResult(selected=[], earlier_seconds=120.004))  # seconds are stored to other digits
-    shop.stage(row, GateResult(**alone))
+    shop.stage(row, GateResult(model_seconds=30.0, environment_seconds=10.0))
     with shop.store.transaction() as connection:
         connection.execute(text("UPDATE stages SET seconds = 120.0"))
     found = told(shop, row, settings_folder / "home")
