@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from errors import ConfigurationError
@@ -85,15 +85,29 @@ class CalibrationSettings(Part):
     # At most as many seeds as one round's are from the next one's.
     seeds: int = Field(100, ge=2, le=100_000, description="scenarios that are played")
     samples: int = Field(16, ge=2, description="episodes of each scenario: a group")
-    low: float = Field(0.2, description="the band: least success, and least mean reward")
-    high: float = Field(0.6, description="the band: most success, and most mean reward")
-    spread: float = Field(0.05, description="least standard deviation of the rewards")
-    uniform: float = Field(0.2, description="most groups all of whose episodes succeed; and most that earn nothing")
-    informative: float = Field(0.5, description="least share of groups whose rewards differ")
+    low: float = Field(0.2, ge=0, le=1, description="the band: least success, and least mean reward")
+    high: float = Field(0.6, ge=0, le=1, description="the band: most success, and most mean reward")
+    spread: float = Field(0.05, ge=0, description="least standard deviation of the rewards")
+    uniform: float = Field(
+        0.2, ge=0, le=1, description="most groups all of whose episodes succeed; and most that earn nothing"
+    )
+    informative: float = Field(0.5, ge=0, le=1, description="least share of groups whose rewards differ")
     informative_alone: bool = Field(False, description="below the band informative groups and one success are enough")
-    distinct: int = Field(100, description="different scenarios that an environment needs, of twice as many seeds")
-    policy_episodes: int = Field(100, description="episodes of each scripted policy that checks an environment")
+    distinct: int = Field(
+        100, ge=0, description="different scenarios that an environment needs, of twice as many seeds"
+    )
+    policy_episodes: int = Field(100, ge=1, description="episodes of each scripted policy that checks an environment")
     retention_share: float = Field(1 / 3, ge=0, lt=1, description="share of scenarios that keep what is known")
+
+    @model_validator(mode="after")
+    def _band(self) -> CalibrationSettings:
+        if self.low > self.high:
+            raise PydanticCustomError(
+                "empty_band",
+                f"calibration.low = {self.low:g} is above calibration.high = {self.high:g}, so no environment "  # type: ignore[arg-type]
+                "could be trained on; lower the one or raise the other",
+            )
+        return self
 
 
 class TrainSettings(Part):

@@ -141,6 +141,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"speed": 3}}, "rollout.speed"),
     ({"colour": "red"}, "colour"),
     ({"selection": {"required": 9, "runs": 3}}, "required = 9 of only 3"),
+    ({"calibration": {"low": 0.95}}, "calibration.low = 0.95 is above calibration.high = 0.9"),
+    ({"calibration": {"high": 60}}, "calibration.high = 60"),
     ({"analyst": {"kind": "oracle"}}, "analyst.kind = 'oracle'"),
     ({"analyst": {"temperature": 0}}, "analyst.temperature = 0"),
     ({"analyst": {"api_key": "secret"}}, r"analyst\.api_key = \(not shown\)"),

@@ -144,7 +144,10 @@ def _acting(store: Store, identity: str, loaded: LoadedPolicy, tasks: Sequence[T
         return {task.id: loaded.adapter for task in tasks}
     names = {loaded.policy.identity(name).id: name for name in (None, *loaded.adapters)}
     columns = ["task_id", "policy_id"]
-    played = store.trajectory_frame(None, columns=columns, group_id=identity, error_boundary=None)
+    # By policies as well: they have an index, and groups have none.
+    played = store.trajectory_frame(
+        None, columns=columns, policy_id=list(names), group_id=identity, error_boundary=None
+    )
     acted = {str(task): names[by] for task, by in played[columns].itertuples(index=False) if by in names}
     owed = [task for task in tasks if task.id not in acted]
     return acted | dict(zip((task.id for task in owed), loaded.choose(owed), strict=True))
