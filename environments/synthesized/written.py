@@ -40,7 +40,9 @@ from errors import CallOverdue, EnvironmentFault, TargetError
 T = TypeVar("T")
 # Makes an environment of somebody's own, which may hang, or leave the process: with limits on its calls.
 Guard = Callable[[Callable[[], Environment]], Environment]
-# Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
+# Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow. Training
+# draws from the first so many, calibration and measuring from as many behind them. Both have every remainder: modules
+# take turns by `seed % 2` or the like, and what one of the two never meets is not trained, or not measured.
 SEEDS = 500_000
 TRIES = 3
 # The scenario that is shown solved where an agent is advised: no other use of a module draws it.
@@ -143,12 +145,12 @@ class WrittenEnvironment:
                 return first_made(generate, (rng.randrange(10**9) for _ in count()))
             if self._retention:
                 return rng.choice(self._retention)
-        return self._written(2 * rng.randrange(SEEDS) for _ in count())
+        return self._written(rng.randrange(SEEDS) for _ in count())
 
     def own_scenario(self, seed: int) -> TargetTask:
         """A scenario of the module, for calibration and for measuring an adapter; none that `scenario` gives."""
         rng = random.Random(f"{self.spec.id}:own:{seed}")
-        return self._written(2 * rng.randrange(SEEDS) + 1 for _ in count())
+        return self._written(SEEDS + rng.randrange(SEEDS) for _ in count())
 
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario is the module's; the others are the target's, and there for retention."""
