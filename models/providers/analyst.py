@@ -27,7 +27,8 @@ from models.providers.litellm_client import CallFailed, Completion, ModelCall, e
 from models.providers.spending import Limits, Spent
 
 Reply = TypeVar("Reply", bound=BaseModel)
-_FENCED = re.compile(r"\s*```\w*\s*(.*?)(?:```)?\s*", re.DOTALL)
+_FENCE = "```"
+_OPENING = re.compile(r"\s*```\w*\s*")
 
 
 @dataclass(frozen=True)
@@ -360,8 +361,11 @@ def _parse(question: Question[Reply], content: str) -> Reply:
 def unfenced(text: str) -> str:
     """The text without the fence that a model may put around the whole of it, with the name of a language or without;
     any other text as it is."""
-    fenced = _FENCED.fullmatch(text)
-    return fenced[1] if fenced else text
+    opening = _OPENING.match(text)
+    if opening is None:
+        return text
+    # No pattern for what is between: a run of blanks, which models may fall into, costs one the square of its length.
+    return text[opening.end() :].rstrip().removesuffix(_FENCE)
 
 
 def _what_is_wrong(error: ValueError, reply: Completion, max_tokens: int) -> str:

@@ -26,6 +26,7 @@ from models.providers.litellm_client import (
     CallFailed,
     Completion,
     ModelCall,
+    encodable,
     explained,
     lacks_tools,
     missing_keys,
@@ -251,13 +252,8 @@ def _action(model: str, reply: Completion) -> Action:
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict) or not call.name:
-            return Action(malformed=_encodable(f"{call.name}({call.arguments})"))
-        calls.append(ToolCall(call.name, arguments, _encodable(call.id) or f"call_{index}"))
+            return Action(malformed=encodable(f"{call.name}({call.arguments})"))
+        calls.append(ToolCall(call.name, arguments, encodable(call.id) or f"call_{index}"))
     if not calls and not content:
         return Action(malformed="(nothing)")
-    return Action(content=_encodable(content), tool_calls=tuple(calls))
-
-
-def _encodable(text: str) -> str:
-    """The text as the next request can hold it: a lone surrogate becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()
+    return Action(content=content, tool_calls=tuple(calls))

@@ -148,8 +148,9 @@ async def send(call: ModelCall) -> Completion:
 
 def _completion(call: ModelCall, response: Any) -> Completion:
     usage = getattr(response, "usage", None)
-    prompt = int(getattr(usage, "prompt_tokens", 0) or 0)
-    sampled = int(getattr(usage, "completion_tokens", 0) or 0)
+    # A server that counts below zero would give money back to the cap, and is taken for one that counts nothing.
+    prompt = max(0, int(getattr(usage, "prompt_tokens", 0) or 0))
+    sampled = max(0, int(getattr(usage, "completion_tokens", 0) or 0))
     counted: dict[str, Any] = {"prompt_tokens": prompt, "sampled_tokens": sampled}
     counted |= {"dollars": _cost(call, response, prompt, sampled)}
     counted |= {"model": str(getattr(response, "model", "") or call.model)}
@@ -167,7 +168,13 @@ def _completion(call: ModelCall, response: Any) -> Completion:
         CalledTool(str(item.function.name or ""), item.function.arguments or "{}", str(item.id or ""))
         for item in message.tool_calls or ()
     )
-    return Completion(message.content or "", calls, str(choice.finish_reason), refusal, **counted)
+    return Completion(encodable(message.content or ""), calls, str(choice.finish_reason), encodable(refusal), **counted)
+
+
+def encodable(text: str) -> str:
+    """The text as the next request can hold it: half a character, as a smiley cut in two leaves it, becomes a question
+    mark."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _cost(call: ModelCall, response: Any, prompt: int, sampled: int) -> float:
@@ -178,7 +185,7 @@ def _cost(call: ModelCall, response: Any, prompt: int, sampled: int) -> float:
     if call.price is None:
         litellm, _ = litellm_modules()
         try:
-            return float(litellm.completion_cost(completion_response=response, model=call.model))
+            return max(0.0, float(litellm.completion_cost(completion_response=response, model=call.model)))
         except Exception as problem:  # `price_of` also takes another provider's price; the reply is paid and must stay
             logger.debug("LiteLLM cannot count what %s cost (%s)", call.model, problem)
     return (prompt * price[0] + sampled * price[1]) / 1e6
