@@ -25,6 +25,9 @@ from tasks.mining.transcripts import compact
 
 STAGE = "contrast"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){1,4}")
+# Files and adapters are named by a capability, and a file system takes no name of 256 characters. A definition stands
+# in every request for labels.
+_NAME_LENGTH, _DEFINITION_LENGTH = 80, 2000
 
 
 class Asker(Protocol):
@@ -263,7 +266,10 @@ def _candidate_check(aliases: Mapping[str, Transcript], limit: int) -> Callable[
             raise ValueError(f"a name stands twice: {sorted(n for n in set(names) if names.count(n) > 1)}")
         for capability in found.capabilities:
             if not _NAME.fullmatch(capability.name):
-                raise ValueError(f"{capability.name!r} is not snake_case of 2 to 5 words")
+                raise ValueError(f"{capability.name[:_NAME_LENGTH]!r} is not snake_case of 2 to 5 words")
+            for part, most in ((capability.name, _NAME_LENGTH), (capability.definition, _DEFINITION_LENGTH)):
+                if len(part) > most:
+                    raise ValueError(f"{part[:40]!r}... has {len(part)} characters; at most {most} are wanted")
             for examples, passed in ((capability.failed_examples, False), (capability.passed_examples, True)):
                 wrong = [e for e in examples if e not in aliases or aliases[e].passed is not passed]
                 if wrong:

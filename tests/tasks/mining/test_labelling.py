@@ -272,6 +272,8 @@ def test_a_trajectory_that_is_refused_also_alone_is_in_no_run_and_costs_none():
     ("change", "said"),
     [
         ({"name": "OneWord"}, "snake_case"),
+        ({"name": f"check_{'very' * 60}_often"}, "252 characters; at most 80"),
+        ({"definition": "Looks before it leaps. " * 100}, "2300 characters; at most 2000"),
         ({"failed_examples": ["T999"]}, "no failed trajectories"),
         ({"passed_examples": ["T1"], "failed_examples": []}, "no passed trajectories"),
     ],
