@@ -10,7 +10,8 @@ The rule, in the order in which it gives things up:
 
 Never cut and never left out: the first request, every turn with an error in a tool's result, the name and arguments of
 every call that is shown, the first turn, and the last three turns. Every cut says how much it cut. A trajectory that
-does not fit even so is refused, not shortened further.
+does not fit even so is refused, not shortened further. A line of it that would be a heading is written with a
+backslash: headings part one trajectory from the next, and a tool's result may hold whatever somebody wrote.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from errors import LabelError
 KEPT_AT_THE_END = 3
 _RESULT_CUTS = (400, 120, 0)
 _PROSE_CUTS = (300, 80)
+_HEADING = re.compile(r"^([ \t]*)(?=##|#\s)", re.MULTILINE)
 _ERROR = re.compile(r"\b(error|exception|traceback|failed|failure|invalid|not found|denied|unknown|malformed)\b", re.I)
 
 
@@ -151,7 +153,7 @@ def _render(
             lines.append(f"{number}. {_cut(text, limit)}")
         if times > 1:
             lines.append(f"{number}. (this turn {times} times in a row)")
-    return "\n".join(lines)
+    return _HEADING.sub(r"\1\\", "\n".join(lines))
 
 
 def _gap_line(missing: int, gap: Counter[str]) -> str:
