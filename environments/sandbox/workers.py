@@ -75,6 +75,12 @@ class WorkerDied(SandboxError):
     """The worker was killed: by the filter, for passing its deadline, or for breaking the pipe's protocol."""
 
 
+class WorkerNotStarted(WorkerDied):
+    """No worker came to take a module: the machine is out of something, or too busy. It says nothing of the module."""
+
+    transient = True
+
+
 class CallKilled(WorkerDied):
     """The worker was well until this call, and was killed for it."""
 
@@ -118,8 +124,9 @@ def choose_level(wanted: str | None = None) -> SandboxLevel:
 class Worker:
     """One confined process with one module loaded; calls are serialised, each under its deadline.
 
-    Raises `ModuleError` when the module's first lines fail and `WorkerDied` when the process breaks down. A worker
-    that passed a deadline, died or broke the protocol is killed at once and answers no more: build another.
+    Raises `ModuleError` when the module's first lines fail, `WorkerNotStarted` when it never came to these, and
+    `WorkerDied` when the process breaks down. A worker that passed a deadline, died or broke the protocol is killed at
+    once and answers no more: build another.
     """
 
     def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = DEFAULT_LIMITS) -> None:
@@ -127,7 +134,10 @@ class Worker:
         self.limits = limits
         self._lock = threading.RLock()  # a call that ends the worker holds it already
         self._count = 0
-        self._process, self._cleanup = SPAWNER.run(self.level)
+        try:
+            self._process, self._cleanup = SPAWNER.run(self.level)
+        except (OSError, RuntimeError) as problem:  # no process, thread, file or place for one
+            raise WorkerNotStarted(f"no worker could be started: {problem}") from problem
         try:
             self.names: tuple[str, ...] = tuple(self._load(source))
         except BaseException:  # whatever it was, a limit of time among it: nobody else can end the process
@@ -186,8 +196,12 @@ class Worker:
             "filter": base64.b64encode(inner_filter()).decode(),
             **asdict(self.limits),
         }
-        if self._exchange(first, self.limits.start_seconds) != "ready":
-            raise WorkerDied("the worker did not confine itself")
+        try:
+            ready = self._exchange(first, self.limits.start_seconds)
+        except WorkerDied as died:
+            raise WorkerNotStarted(f"no worker could be started: {died}") from died
+        if ready != "ready":
+            raise WorkerNotStarted("the worker did not confine itself")
         names = self._exchange({"id": 0, "source": source}, self.limits.call_seconds)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise WorkerDied("the worker did not name the module's functions")

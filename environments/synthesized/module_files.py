@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from environments.contract import Action, Environment, Message, Observation, TargetTask, ToolCall, canonical_json
 from environments.playing import take_turns
-from environments.sandbox.workers import SandboxLevel, choose_level
+from environments.sandbox.workers import SandboxLevel, WorkerNotStarted, choose_level
 from environments.synthesized.modules import SandboxedEnvironment, SandboxedModule
 from environments.synthesized.static_checks import static_faults
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, raised, validate_environment
@@ -54,8 +54,8 @@ def validate_module(
     the way, so that whoever watches this process for a hang sees that it works.
     Determinism is judged across worker processes, of which `TWINS` are new at every level. The verdict's figures hold
     the code hash and the sandbox level.
-    Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict, also what no
-    check foresees: a model may write anything.
+    Raises `SandboxError` only when no sandbox works here, `WorkerNotStarted` when none does any more; what is wrong
+    with the module is in the verdict, also what no check foresees: a model may write anything.
     """
     level = level or choose_level()
     figures: dict[str, Any] = {"sandbox": {"level": str(level), "isolated": level.isolated}}
@@ -65,6 +65,8 @@ def validate_module(
         return ValidationVerdict(False, tuple(f"static: {fault}" for fault in faults), figures)
     try:
         module = SandboxedModule(source, level)
+    except WorkerNotStarted:
+        raise
     except SandboxError as error:
         return ValidationVerdict(False, (f"load: {error}",), figures)
     except FAULTS as error:
@@ -90,6 +92,8 @@ def validate_module(
         figures["sandbox"]["restarts"] = module.restarts
     except TooSlow as slow:
         return ValidationVerdict(False, (str(slow),), figures)
+    except WorkerNotStarted:
+        raise
     except FAULTS as error:
         return ValidationVerdict(False, (raised(check, error),), figures)
     finally:

@@ -130,8 +130,9 @@ def validate_environment(
     `make_twin` builds the environment again from nothing (another process, where there is one), so that what a process
     remembers shows as a difference; default: `make_environment` once more. `twins` give the scenarios as other
     processes do: sets have another order there. What the environment raises, whatever it is, is a reason and not
-    raised here, but for `ProviderError` and `BudgetExceeded` of the model that plays its user. `TooSlow`, which
-    whoever sets a limit of time raises in scenario, reset or step, ends the checks with its text as a reason.
+    raised here, but for `ProviderError` and `BudgetExceeded` of the model that plays its user, and `WorkerNotStarted`
+    of a machine that starts no worker. `TooSlow`, which whoever sets a limit of time raises in scenario, reset or step,
+    ends the checks with its text as a reason.
     Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
     """
     started = time.monotonic()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, canonical_json
 from environments.playing import take_turns
+from environments.sandbox.workers import WorkerNotStarted
 from environments.scores import checked_score
 from errors import BudgetExceeded, ProviderError
 
@@ -21,9 +22,9 @@ class TooSlow(Exception):
     alone; its text is the reason against the environment."""
 
 
-# A model from outside that plays the user and fails, or may cost no more: it says nothing of the environment. No time
-# is left: there is nothing more to find.
-OUTSIDE = (ProviderError, BudgetExceeded, TooSlow)
+# A model from outside that plays the user and fails, or may cost no more, or a machine that starts no worker: it says
+# nothing of the environment. No time is left: there is nothing more to find.
+OUTSIDE = (ProviderError, BudgetExceeded, TooSlow, WorkerNotStarted)
 # A reward this high counts as a win whatever `success` says: training follows the reward.
 FULL_REWARD = 0.95
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, Field
 
-from environments.sandbox.workers import choose_level
+from environments.sandbox.workers import WorkerNotStarted, choose_level
 from environments.synthesized.module_files import validate_module
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.static_checks import wrong_names
@@ -69,8 +69,8 @@ def synthesize(
 
     `known` are versions that an earlier, stopped attempt judged; they are not judged again. `keep` gets each new one as
     soon as it is judged. A refusal or an unusable reply is a version without source. Raises `SandboxError` before
-    anything is asked when no sandbox works here, the `ProviderError` of a call that failed, and what the analyst raises
-    about caps and configuration.
+    anything is asked when no sandbox works here, `WorkerNotStarted` when none works any more, the `ProviderError` of a
+    call that failed, and what the analyst raises about caps and configuration.
     """
     level = choose_level()
     rules = rules or SynthesisRules()
@@ -152,6 +152,8 @@ def _calibrated(source: str, calibrate: Calibrate) -> ValidationVerdict:
             return calibrate(module)
         finally:
             module.close()
+    except WorkerNotStarted:
+        raise  # as below
     except (EnvironmentFault, TargetError) as error:
         return ValidationVerdict(False, (f"the module broke down: {error}",), {})
     except (TraceError, OSError, MemoryError, RuntimeError):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from db import ReplyRow, open_store
+from environments.sandbox.workers import WorkerNotStarted
 from environments.synthesized.module_contract import CONTRACT, worked_examples
 from environments.validation.checks import Limits, ValidationVerdict
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError, TargetError
@@ -175,6 +176,14 @@ def test_a_module_that_breaks_down_in_calibration_is_a_refused_version(run):
 
     synthesis, _, _ = run(in_turn(module(SOUND)), calibrate)
     assert "broke down: killed by SIGKILL" in synthesis.versions[0].reasons[0]
+
+
+def test_a_sandbox_that_starts_no_more_in_calibration_costs_no_version(run):
+    def calibrate(opened):
+        raise WorkerNotStarted("no worker could be started: too many open files")
+
+    with pytest.raises(WorkerNotStarted, match="too many open files"):
+        run(in_turn(module(SOUND)), calibrate)
 
 
 def test_a_module_that_is_being_judged_is_seen_to_move(monkeypatch, tmp_path):
