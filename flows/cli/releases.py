@@ -69,7 +69,7 @@ def _print_history(name: str, rows: Sequence[HistoryRow], live: ReleaseRow | Non
     if not rows:
         typer.echo(f"no round of {name} yet; run 'trace-agent improve --target {name}'")
         return
-    console = Console()
+    console = Console(emoji=False)
     console.print(history_table(rows, console.width))
     typer.echo(
         f"release {live.number} of {name} is live: {', '.join(version_name(*m) for m in live.members.items())}"

@@ -29,8 +29,9 @@ def lines(table: Table) -> list[str]:
         apart = (
             f"{d.points:>+8.1f}  {_span(d.low, d.high, '+'):<17} {p_of(d):>8}" if d else f"{'':>8}  {'':<17} {'':>8}"
         )
+        success = "–" if math.isnan(row.success) else f"{100 * row.success:.1f} %"
         text.append(
-            f"{row.name:<{width}} {row.seeds:>5} {100 * row.success:>6.1f} %  "
+            f"{row.name:<{width}} {row.seeds:>5} {success:>8}  "
             f"{_span(100 * row.low, 100 * row.high):<15} {apart} {row.episodes:>9.0f} {row.tokens:>10.0f} "
             f"{row.seconds:>8.0f} {row.dollars:>8.4f}"
         )

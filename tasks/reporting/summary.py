@@ -22,7 +22,7 @@ NARROW = 100
 def print_summary(figures: RoundFigures, console: Console | None = None) -> None:
     """Prints verdict, what was live before and after, families, the rounds so far, capabilities, warnings and cost;
     plain text where the console has no colour."""
-    console = console or Console()
+    console = console or Console(emoji=False)  # a reason may have :name: in it
     name = f"{figures.number} ({figures.round})" if figures.number else figures.round
     console.print(f"[bold]Round {_plain(name)} on {_plain(figures.target)}[/bold]")
     console.print(_plain(headline(figures)))
@@ -55,7 +55,8 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
     for warning in filter(None, (unsaid(figures), *figures.warnings)):
         console.print(f"[yellow]Warning:[/yellow] {_plain(warning)}")
     if figures.errors:
-        console.print(f"{figures.errors} episodes were lost to infrastructure errors and are in no denominator.")
+        lost = "episode was" if figures.errors == 1 else "episodes were"
+        console.print(f"{figures.errors} {lost} lost to infrastructure errors and in no denominator.")
     cost = [duration(figures.seconds["total"])] if "total" in figures.seconds else []
     cost += [f"{figures.tokens['total']:,} sampled tokens"] if "total" in figures.tokens else []
     cost += [f"peak {figures.peak_gib:.1f} GiB"] if figures.peak_gib is not None else []

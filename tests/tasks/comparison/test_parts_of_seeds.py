@@ -31,3 +31,10 @@ def test_points_that_are_no_difference_of_the_rates_beside_them_are_explained() 
 def test_nothing_is_said_where_all_have_the_same_seeds() -> None:
     table = table_of(results(all_of_them=True))
     assert "points are over" not in render(table, results(all_of_them=True)) + "\n".join(lines(table))
+
+
+def test_a_method_that_lost_every_episode_has_no_rate() -> None:
+    played = [seed_result(7, {"trace": figures(12), "gepa": figures(0, lost=TASKS)})]
+    table = table_of(played)
+    assert "nan" not in "\n".join(lines(table))
+    assert "nan" not in render(table, played)

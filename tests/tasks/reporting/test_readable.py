@@ -12,6 +12,7 @@ from report_samples import full_round
 from tasks.reporting.charts import confusion_chart, curve_chart, heat_chart, selection_chart
 from tasks.reporting.figures import RouterFigures, SelectionRule
 from tasks.reporting.page import TEMPLATES, render
+from tasks.reporting.summary import print_summary
 
 # Least contrast of ordinary text (WCAG 2.2, success criterion 1.4.3).
 LEAST = 4.5
@@ -87,3 +88,10 @@ def test_the_numbers_below_a_curve_of_many_points_do_not_cover_one_another() -> 
     assert at[-1] == 498.0, "and the last"
     assert min(b - a for a, b in pairwise(at)) > 30
     assert chart.count("<circle") == 40
+
+
+def test_what_a_reason_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(full_round().model_copy(update={"warnings": ("the tool answered :key: and :warning:",), "errors": 1}))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the tool answered :key: and :warning:" in said
+    assert "1 episode was lost" in said
