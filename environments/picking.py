@@ -1,8 +1,10 @@
-"""Picking some of many, the same whenever it is done: at equal distances, from several lists in turn, by a hash."""
+"""Picking some of many, the same whenever it is done: at equal distances, from several lists in turn or
+in proportion, by a hash."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 from environments.contract import TargetTask
@@ -21,6 +23,12 @@ def in_turn(lists: Iterable[Sequence[Item]]) -> list[Item]:
     waiting = list(lists)
     longest = max(map(len, waiting), default=0)
     return [items[k] for k in range(longest) for items in waiting if k < len(items)]
+
+
+def in_proportion(lists: Iterable[Sequence[Item]]) -> list[Item]:
+    """All items, each list in its order, so that the first so many of them have of each list its share."""
+    placed = [((k + 0.5) / len(items), item) for items in lists for k, item in enumerate(items)]
+    return [item for _, item in sorted(placed, key=itemgetter(0))]
 
 
 def of_each_family(tasks: Iterable[TargetTask]) -> list[TargetTask]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.synthesis.calibration import calibration_tasks, measure
 from tasks.synthesis.learning.played_before import groups_before
+from tests.models.training.test_grpo import Toy
 from tests.tasks.test_train import CAPABILITY, World, opened, played
 
 SAMPLES = 4
@@ -121,3 +123,23 @@ def test_what_would_not_be_the_same_is_played_anew(
     found = groups_before(context, CAPABILITY, environment, adapter)
     assert not found.learn
     assert not found.rest
+
+
+def test_a_first_step_learns_from_each_family_as_much_as_calibration_found_in_it(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `train.focus` calibration lists its scenarios family by family: the first of them are all of one."""
+    families, target = ("first", "second"), Worlds()
+    spec = CompositionSpec("worlds", "h", CAPABILITY, families, (), 0.0)
+    environment = ComposedEnvironment(target, spec)  # type: ignore[arg-type]
+    monkeypatch.setattr(World, "score", Toy.score)
+    for context in opened(settings_folder / "home", tiny_model, monkeypatch):
+        calibration = context.settings.calibration.model_copy(update={"seeds": 8, "samples": SAMPLES})
+        context.settings = context.settings.model_copy(update={"calibration": calibration})
+        found = measure(context.engine, context.settings, environment, known=dict.fromkeys(families, 0.5))
+        context.store.put([found.row("made")])
+        before = groups_before(context, CAPABILITY, environment, None)
+        whole = [group[0].episode.task.family for group in (*before.learn, *before.rest)]
+        assert Counter(whole) == {"first": 4, "second": 4}
+        assert found.figures["informative"] == 1.0
+        assert [group[0].episode.task.family for group in before.learn] == ["first", "second"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from db import CalibrationRow, TrajectoryRow, row_id
 from environments.contract import Prompt, Score, TargetTask
+from environments.picking import in_proportion
 from environments.synthesized.composed import ComposedEnvironment
 from models.episodes import Episode, Termination, Trajectory
 from models.renderer import Conversation
@@ -22,9 +23,9 @@ def groups_before(
     context: Context, capability: str, environment: TrainingEnvironment, adapter: str | None
 ) -> PlayedBefore:
     """Groups that calibration played with the weights of `adapter` (None: the base's) in the capability's stored
-    `environment`; to learn from, those of unequal rewards, as many as leave a first step its retention scenarios. None
-    where training goes on from other weights than were calibrated, has groups of another size or with advice, or trains
-    in an environment that a model wrote, whose calibration may be older."""
+    `environment`; to learn from, those of unequal rewards, of each family its share, and as many as leave a first step
+    its retention scenarios. None where training goes on from other weights than were calibrated, has groups of another
+    size or with advice, or trains in an environment that a model wrote, whose calibration may be older."""
     if not isinstance(environment, ComposedEnvironment):
         return PlayedBefore()
     train, begun = context.settings.train, beginning_of(context, capability)
@@ -45,8 +46,17 @@ def groups_before(
     most = train.groups - round(train.groups * environment.spec.retention_share)
     groups = [_group(context, environment, task, rows[task.id]) for task in tasks]
     whole = [g for g in groups if len(g) == train.group_size]
-    learn = [g for g in whole if len({_reward(t) for t in g}) > 1][:most]
+    learn = _of_all_families([g for g in whole if len({_reward(t) for t in g}) > 1])[:most]
     return PlayedBefore(learn, [g for g in whole if g not in learn])
+
+
+def _of_all_families(groups: Sequence[list[Trajectory]]) -> list[list[Trajectory]]:
+    """The groups so that the first of them, however many a step takes, are of each family in its share: with
+    `train.focus` calibration has its scenarios family by family."""
+    families: dict[str, list[list[Trajectory]]] = {}
+    for group in groups:
+        families.setdefault(group[0].episode.task.family, []).append(group)
+    return in_proportion(families.values())
 
 
 def _reward(played: Trajectory) -> float:
