@@ -4,7 +4,7 @@ Every message says what was wrong, the value, and what to do. Each class is also
 class it stands for, so that callers who know only Python can still catch it. `boundary` names the part
 of the system that failed. A failed episode is data (stored, counted, left out of every denominator),
 never a reward of 0 and never a crash of the round. `transient`: the same work may succeed when it is
-done again, so stages are retried.
+done again, so stages are retried. `lasting`: it fails again whenever it is done, wherever that is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ class TraceError(Exception):
 
     boundary = "pipeline"
     transient = False
+    lasting = False
 
 
 class ConfigurationError(TraceError, ValueError):

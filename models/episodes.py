@@ -72,7 +72,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """An episode that ended. `score` is None when an error ended it; then `error` and `boundary` say which."""
+    """An episode that ended. `score` is None when an error ended it; then `error` and `boundary` say which, and
+    `lasting` whether it would end it again."""
 
     episode: Episode
     policy: PolicyIdentity
@@ -84,6 +85,7 @@ class Trajectory:
     seconds: float
     error: str = ""
     boundary: str = ""
+    lasting: bool = False
 
     @property
     def sampled_tokens(self) -> int:
@@ -252,6 +254,7 @@ class Player:
             time.perf_counter() - playing.began,
             str(problem) if problem else "",
             problem.boundary if problem else "",
+            bool(problem and problem.lasting),
         )
 
     def _guarded(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -270,10 +273,8 @@ class Player:
 
     def failed(self, episode: Episode, problem: TraceError) -> Trajectory:
         """An episode that could not even begin."""
-        identity = self.policy.identity(episode.adapter)
-        return Trajectory(
-            episode, identity, (), (), Conversation(), Termination.ERROR, None, 0.0, str(problem), problem.boundary
-        )
+        identity, said = self.policy.identity(episode.adapter), (str(problem), problem.boundary, problem.lasting)
+        return Trajectory(episode, identity, (), (), Conversation(), Termination.ERROR, None, 0.0, *said)
 
     def _play_scripted(self, episode: Episode, policy: MessagePolicy) -> Trajectory:
         try:

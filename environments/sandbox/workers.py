@@ -68,7 +68,10 @@ DEFAULT_LIMITS = SandboxLimits()
 
 
 class ModuleError(SandboxError):
-    """The module raised or answered something impossible; the worker lives on."""
+    """The module raised or answered something impossible; the worker lives on. A module is a function of what it is
+    given: asked the same again it does the same."""
+
+    lasting = True
 
 
 class WorkerDied(SandboxError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.contract import Action, Message, Observation, Score, TargetTask, ToolCall, canonical_json
-from environments.sandbox.workers import DEFAULT_LIMITS, SandboxLevel, SandboxLimits, WorkerPool
+from environments.sandbox.workers import DEFAULT_LIMITS, ModuleError, SandboxLevel, SandboxLimits, WorkerPool
 from environments.synthesized.goals import goal_faults, judge_goal, plain_json
 from environments.validation.levels import LEAST, LEVELS_HELP, MOST
 from errors import EnvironmentFault, SandboxError, TargetError
@@ -54,12 +54,13 @@ class SandboxedModule:
         return self._pool.restarts
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """A function of the module, with its answer checked to be bounded plain JSON. Raises `SandboxError`."""
+        """A function of the module, with its answer checked to be bounded plain JSON. Raises `SandboxError`, and
+        `ModuleError` where it is the module's doing."""
         answer = self._pool.call(function, arguments)
         try:
             return plain_json(answer, f"what {function} gave")
         except ValueError as error:
-            raise SandboxError(str(error)) from error
+            raise ModuleError(str(error)) from error
 
     def scenario(self, seed: int, level: int = 0) -> TargetTask:
         """The scenario of a seed at a level (0: the easiest) as a task; its payload is enough to play it."""
@@ -159,7 +160,7 @@ class SandboxedEnvironment:
 
     def step(self, action: Action) -> Observation:
         """Tool calls are checked against their schemas here and run in the sandbox; a message goes to the module's
-        `reply`, or ends the episode where there is none. Raises `EnvironmentFault` only for the module's faults."""
+        `reply`, or ends the episode where there is none. Raises `ModuleError` for the module's faults."""
         self._started()
         if self._over:
             return Observation((), True)
@@ -178,7 +179,7 @@ class SandboxedEnvironment:
         scenario = self._started()
         reward = self.module.call("reward", scenario, self._state, self._log)
         if not isinstance(reward, int | float) or isinstance(reward, bool) or not 0 <= reward <= 1:
-            raise EnvironmentFault(f"reward gave {str(reward)[:80]!r}, not a number in [0, 1]")
+            raise ModuleError(f"reward gave {str(reward)[:80]!r}, not a number in [0, 1]")
         checks = judge_goal(scenario["goal"], self._state, self._log, self.module.capability)
         return Score(float(reward), all(check.passed for check in checks), checks)
 
@@ -208,7 +209,7 @@ class SandboxedEnvironment:
         request = {"name": call.name, "arguments": dict(call.arguments)}
         answer = self.module.call("transition", self._state, request)
         if not isinstance(answer, dict) or "state" not in answer or "result" not in answer:
-            raise EnvironmentFault('transition must give {"state", "result"}')
+            raise ModuleError('transition must give {"state", "result"}')
         self._state = answer["state"]
         self._over = self._over or answer.get("done") is True
         result = answer["result"] if isinstance(answer["result"], str) else canonical_json(answer["result"])
@@ -241,7 +242,7 @@ class SandboxedEnvironment:
             return Observation((), True)
         answer = self.module.call("reply", self._state, text[:20_000])
         if not isinstance(answer, dict) or "state" not in answer or "message" not in answer:
-            raise EnvironmentFault('reply must give {"state", "message"} (message null to end)')
+            raise ModuleError('reply must give {"state", "message"} (message null to end)')
         self._state, message = answer["state"], answer["message"]
         if message is None:
             self._over = True

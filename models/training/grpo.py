@@ -252,10 +252,7 @@ def _ended(reached: NothingToLearn, rollouts: Rollouts | Recall, records: Sequen
     if reached.mastered:
         return Ended("mastered")
     if not records:
-        raise Untrainable(
-            f"{reached}; make the reward denser or the scenarios more varied, or raise train.group_size or "
-            "train.collections"
-        )
+        raise Untrainable(f"{reached}; {reached.help}")
     # The step that could not be made has figures too: near misses that all earn the same are where reward parts.
     level = {"level": float(rollouts.level)}
     unmade = StepRecord(len(records) + 1, 0.0, 0.0, 0.0, 0.0, 0.0, tuple(rollouts.collected), level)

@@ -247,6 +247,14 @@ class Dialled(Protocol):
     def at(self, level: int) -> Self: ...
 
 
+@runtime_checkable
+class Allowed(Protocol):
+    """A source that is asked before a step's first episode whether it may have so many, and raises where not. `seed` is
+    theirs, of each step another: a step that is begun again has some of them already."""
+
+    def allow(self, episodes: int, seed: int) -> None: ...
+
+
 def levels_of(source: object) -> tuple[int, int]:
     """(level that a training begins at, number of levels); (0, 1) for a source without levels."""
     return (source.level, source.levels) if isinstance(source, Dialled) else (0, 1)

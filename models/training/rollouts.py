@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from models.local.kv_cache import common_prefix
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
-from models.training.records import Dialled, GroupFigures, TrainingSettings, come_apart, levels_of
+from models.training.records import Allowed, Dialled, GroupFigures, TrainingSettings, come_apart, levels_of
 from models.training.trl_trainer import EpisodeGRPO, trl_rows
 
 logger = logging.getLogger("trace.models")
@@ -31,6 +31,9 @@ logger = logging.getLogger("trace.models")
 SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
 # Rewards of a group that are no further apart are equal.
 EQUAL = 1e-6
+# What to do where a training ends before its first step.
+MEND = "mend the environment's module, or have another made"
+DENSER = "make the reward denser or the scenarios more varied, or raise train.group_size or train.collections"
 # Success on own scenarios of a family, without advice, from which its next ones are shown none.
 UNHINTED = 0.3
 
@@ -81,20 +84,13 @@ class ScenarioSource(Protocol):
     def environment(self) -> Environment: ...
 
 
-@runtime_checkable
-class Allowed(Protocol):
-    """A source that is asked before a step's first episode whether it may have so many, and raises where not. `seed` is
-    theirs, of each step another: a step that is begun again has some of them already."""
-
-    def allow(self, episodes: int, seed: int) -> None: ...
-
-
 class NothingToLearn(Exception):
-    """All groups of all collections of a step have equal rewards; `mastered` when every own episode succeeded."""
+    """All groups of all collections of a step have equal rewards, or are lost for good; `mastered` when every own
+    episode succeeded. `help` says what to do where nothing was learnt before."""
 
-    def __init__(self, message: str, mastered: bool) -> None:
+    def __init__(self, message: str, mastered: bool, help: str) -> None:
         super().__init__(message)
-        self.mastered = mastered
+        self.mastered, self.help = mastered, help
 
 
 class OutOfEpisodes(Exception):
@@ -218,14 +214,14 @@ class Rollouts:
         are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
 
         Raises `NothingToLearn` when all rewards are equal, `OutOfEpisodes` when no informative group can be paid for, a
-        transient `TrainingError` when none is informative and at least half of them lost an episode, and a lasting one
-        when the adapter has come apart.
+        transient `TrainingError` when none is informative and at least half of them lost an episode that another try
+        may not lose, and a lasting one when the adapter has come apart.
         """
         s = self.settings
         before = self.ready if step == 0 else PlayedBefore()
         kept = self._begun(step)
         spare: list[list[Trajectory]] = []
-        lost: list[str] = []
+        lost: list[Trajectory] = []
         self.collected = []
         for played in (*before.learn, *before.rest):
             self._count(played, played[0].episode.task)
@@ -271,8 +267,8 @@ class Rollouts:
             for g, task in enumerate(tasks):
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
                 self._count(group, task)
-                if any(t.score is None for t in group):
-                    lost.append(next(t.error for t in group if t.score is None))
+                if gone := [t for t in group if t.score is None]:
+                    lost.append(max(gone, key=lambda t: t.lasting))
                     continue  # an episode lost to the infrastructure has no reward: its group is not used
                 rewards = {round(t.score.reward, 6) for t in group if t.score}
                 (kept if len(rewards) > 1 else spare).append(group)
@@ -351,20 +347,25 @@ class Rollouts:
             wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
             self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward, task.family))
 
-    def _refuse(self, step: int, equal: int, lost: Sequence[str]) -> None:
+    def _refuse(self, step: int, equal: int, lost: Sequence[Trajectory]) -> None:
         """Say why nothing can be learnt from what the step has collected. `NothingToLearn` ends a training for good: a
-        few equal groups among those that were lost do not say so much, and another try may."""
+        few equal groups among lost ones do not say so much, and another try may, but of those lost each time."""
         s = self.settings
         tried = f"no informative group in {s.collections + s.patience} collections of {s.groups} groups at step {step}"
-        if len(lost) >= equal:
+        again = [t for t in lost if t.lasting]
+        if len(lost) - len(again) >= equal + len(again):
             share = f"{len(lost)} of {len(lost) + equal} groups" if equal else "every group"
-            problem = TrainingError(f"{tried}: {share} lost an episode to the infrastructure, the last to: {lost[-1]}")
+            said = f"{tried}: {share} lost an episode to the infrastructure, the last to: {lost[-1].error}"
+            problem = TrainingError(said)
             problem.transient = True
             raise problem
         own = [g for g in self.collected if g.own]
-        mastered = bool(own) and all(g.successes == g.episodes for g in own)
-        also = f"; the others lost episodes to the infrastructure, the last to: {lost[-1]}" if lost else ""
-        raise NothingToLearn(f"{tried}: {equal} groups had equal rewards{also}", mastered)
+        mastered = bool(own) and not again and all(g.successes == g.episodes for g in own)
+        also = f"; the others lost episodes to the infrastructure, the last to: {lost[-1].error}" if lost else ""
+        if again:
+            also = f"; {len(again)} lost an episode to what its module raises each time, the last to: {again[-1].error}"
+        said = f"{tried}: {equal} groups had equal rewards{also}"
+        raise NothingToLearn(said, mastered, MEND if len(again) > equal else DENSER)
 
     def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:
         """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from db import GENERALIST, AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
-from environments.contract import TargetTask
+from environments.contract import Action, Observation, TargetTask
 from environments.sandbox.workers import ModuleError, WorkerDied
 from errors import AdapterError, EnvironmentFault, EpisodesLost, Untrainable
 from models.adapters.files import WEIGHTS
@@ -29,7 +29,7 @@ from tasks.synthesis.choosing import Choice
 from tasks.synthesis.learning import course as course_file
 from tasks.synthesis.learning import training as training_file
 from tasks.synthesis.starting import start_config
-from tests.tasks.test_train import CAPABILITY, Made, opened, trained
+from tests.tasks.test_train import CAPABILITY, Made, World, opened, trained
 
 
 @pytest.fixture
@@ -192,6 +192,25 @@ def test_a_module_that_gives_no_scenarios_any_more_ends_its_own_adapter(
     row = context.store.row(AdapterRow, id=result.adapter)
     assert row is not None
     assert (row.state, row.environment_id, row.config["rank"]) == (AdapterState.FAILED, "made", 4)
+
+
+def test_a_module_that_raises_in_what_is_played_ends_its_own_adapter(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried again it would raise again, and the round would never end."""
+
+    class Raising(World):
+        def step(self, action: Action) -> Observation:
+            raise ModuleError("KeyError: 'slot'")
+
+    class Spoilt(Made):
+        def environment(self) -> World:
+            return Raising()
+
+    monkeypatch.setattr(stage_file, "stored_environment", lambda *given: Spoilt())
+    result = stage_file.train.do(context, CAPABILITY)
+    assert result.verdict.startswith("training-failed: no informative group in ")
+    assert "KeyError: 'slot'" in result.verdict
 
 
 @pytest.mark.parametrize("problem", [WorkerDied("no worker starts"), EnvironmentFault("all episodes were lost")])

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Observation, Score, TargetTask
-from errors import LimitReached, TrainingError
+from environments.sandbox.workers import ModuleError
+from errors import LimitReached, TrainingError, Untrainable
 from models.policy import Request
 from models.training.actors import LocalActor
 from models.training.checkpoints import last_whole_checkpoint
-from models.training.grpo import train_adapter
+from models.training.grpo import TrainingResult, train_adapter
 from models.training.rollouts import SEEDS, NothingToLearn, OutOfEpisodes, PlayedBefore, Rollouts
 from tests.models.training.test_grpo import SMALL, Source, Toy
 
@@ -97,6 +98,43 @@ def test_a_few_equal_groups_among_lost_ones_end_no_training(tiny_model: Any, tmp
     assert raised.value.transient
     assert not (tmp_path / "ended.json").exists()
     assert last_whole_checkpoint(tmp_path) is not None
+
+
+class Faulty(GoneLater):
+    """The same of a written module that raises: it will do so whenever it is asked."""
+
+    since = 1
+
+    def step(self, action: Action) -> Observation:
+        if self.later >= self.since and self.place:
+            raise ModuleError("KeyError: 'slot'")
+        return Toy.step(self, action)
+
+
+class FaultyAtOnce(Faulty):
+    since = 0
+
+    def score(self) -> Score:
+        return Score(1.0, True)
+
+
+def test_groups_that_a_module_loses_are_lost_for_good_and_end_its_training_alone(
+    tiny_model: Any, tmp_path: Path
+) -> None:
+    """Tried again they would be lost again, whenever the round is gone on with. What was learnt before is kept."""
+    policy, renderer = tiny_model
+
+    def trained(kind: type[Toy]) -> TrainingResult:
+        folder = tmp_path / kind.__name__
+        return train_adapter(Source(kind), LocalActor(policy), renderer, SMALL, folder, lambda _: None)
+
+    result = trained(Faulty)
+    said = "1 groups had equal rewards; 5 lost an episode to what its module raises each time, the last to: KeyError:"
+    assert said in result.ending
+    assert (result.last, result.verdict) == (1, "")
+    assert trained(Faulty).ending == result.ending
+    with pytest.raises(Untrainable, match=r"step 0: 1 groups .* 5 lost .* KeyError: 'slot'; mend the environment's"):
+        trained(FaultyAtOnce)
 
 
 class Allowing(Few):
