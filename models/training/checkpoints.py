@@ -57,7 +57,7 @@ class Ended:
 def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
     """The newest checkpoint that was written to its end, with the records up to it. One whose records a machine's own
     end (a power cut) has left empty counts as cut off."""
-    folders = sorted(output.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
+    folders = sorted(output.glob("checkpoint-*"), key=_step, reverse=True)
     for folder in folders:
         if (folder / COMPLETE).is_file() and (stored := _read(folder / COMPLETE)) is not None:
             return folder, [StepRecord.read(r) for r in stored]
@@ -84,11 +84,16 @@ def storing(output: Path) -> Iterator[None]:
 
 
 def complete(folder: Path, records: Sequence[StepRecord]) -> None:
-    """Mark a checkpoint as whole; its weights are kept first. Raises `StoreError` where they cannot be written."""
+    """Mark a checkpoint as whole; its weights are kept first. Raises `StoreError` where they cannot be written. All but
+    the step before are forgotten then: by number, as a clock that was set back makes the newest the oldest by time."""
+    step = _step(folder)
     with storing(folder.parent):
-        keep_weights(folder.parent, int(folder.name.rpartition("-")[2]), folder)
+        keep_weights(folder.parent, step, folder)
         flush(folder)
         _write(folder / COMPLETE, [asdict(r) for r in records])
+    for earlier in folder.parent.glob("checkpoint-*"):
+        if _step(earlier) < step - 1:
+            shutil.rmtree(earlier, ignore_errors=True)
 
 
 def keep_weights(output: Path, step: int, saved: Path) -> None:
@@ -191,6 +196,10 @@ def _state(peft: Any) -> dict[str, Any]:
 
     state: dict[str, Any] = get_peft_model_state_dict(peft)
     return state
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _weights(output: Path, step: int) -> Path:

@@ -372,8 +372,7 @@ def _config(owed: StepsOwed, model: Any, processes: int) -> GRPOConfig:
         max_completion_length=4096,
         logging_steps=1,
         save_strategy="steps",
-        save_steps=1,
-        save_total_limit=2,
+        save_steps=1,  # `complete` forgets the earlier ones
         gradient_checkpointing=False,  # `make_learner` does it, for the layers' own pass too
         use_cpu=model.device.type == "cpu",
         bf16=model.dtype == torch.bfloat16 and model.device.type != "cpu",

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from models.training.actors import LocalActor
 from models.training.checkpoints import COMPLETE, ENDED, Ended, last_whole_checkpoint, read_ended, write_ended
+from models.training.grpo import train_adapter
 from models.training.records import (
     GroupFigures,
     StepRecord,
@@ -23,6 +28,7 @@ from models.training.records import (
     verdict_on,
 )
 from settings_parts import CLIPPED
+from tests.models.training.test_grpo import SMALL, Source
 
 
 def group(reward: float, success: float, own: bool = True, episodes: int = 8) -> GroupFigures:
@@ -168,3 +174,19 @@ def test_a_training_whose_ending_is_gone_has_not_ended(tmp_path: Path) -> None:
     assert read_ended(tmp_path) == Ended("mastered")
     (tmp_path / ENDED).write_text("")
     assert read_ended(tmp_path) is None
+
+
+def test_a_clock_that_was_set_back_costs_no_checkpoint(tiny_model: Any, tmp_path: Path) -> None:
+    """Those from before it are from the future: the newest of all, by their time."""
+
+    def set_back() -> None:
+        for place, folder in enumerate(sorted(tmp_path.glob("checkpoint-*"))):
+            os.utime(folder, (time.time() + 3600 + 60 * place,) * 2)
+
+    policy, renderer = tiny_model
+    settings = replace(SMALL, steps=4)
+    result = train_adapter(
+        Source(), LocalActor(policy), renderer, settings, tmp_path, lambda _: None, on_saved=set_back
+    )
+    assert (result.last, result.ending) == (4, "steps")
+    assert sorted(folder.name for folder in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
