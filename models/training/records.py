@@ -26,6 +26,8 @@ LEAST_SPREAD = 0.05
 # Success on own scenarios, without advice, from which the next step is a level harder, and up to which it is easier:
 # the ends of the band that calibration asks for. Between them groups have the most to tell.
 HARDER, EASIER = 0.6, 0.2
+# How a training ends of which all steps were made.
+MADE = "steps"
 logger = logging.getLogger("trace.models")
 
 
@@ -226,7 +228,7 @@ def over(records: Sequence[StepRecord], settings: TrainingSettings, levels: int)
         return "misspecified"
     if solved(records, settings.solved, levels - 1):
         return "solved"
-    return "steps" if len(records) >= settings.steps else ""
+    return MADE if len(records) >= settings.steps else ""
 
 
 def come_apart(step: int) -> Untrainable:

@@ -112,7 +112,7 @@ def plan_of(
     most = {split: min(n, s.rollout.tasks or n) for split, n in counts.items()}
     if not can_train(s, target):
         return _untrained(s, most, live, least_calls(s, target), seconds)
-    # The last checkpoint is compared with what training began from; a single candidate is taken as it is.
+    # The last checkpoint is compared with what training began from; a single step, or candidate, is taken as it is.
     contenders = min(t.candidates, s.training_steps()) + 1 if t.candidates > 1 and s.training_steps() > 1 else 0
     starts = MOST + 1 if t.carries else 0
     # What the early check has played of the start is not played again where the start is chosen among.

@@ -16,7 +16,7 @@ from errors import AdapterError, NotFinite, Untrainable
 from models.adapters.fingerprint import Fingerprint
 from models.adapters.loading import fingerprint_on
 from models.training.grpo import TrainingResult
-from models.training.records import Dialled, come_apart
+from models.training.records import MADE, Dialled, come_apart
 from models.training.rollouts import PlayedBefore
 from tasks.round.adapters import keep_proof, kept_proof
 from tasks.round.context import Context
@@ -118,12 +118,14 @@ def choose(
 ) -> Choice:
     """Play what the training began from and the checkpoints worth it on fresh seeds, at the temperature of evaluation.
 
-    The last is taken as it is where there is no other, and where its environment taught the wrong thing. Those that
-    have come apart are left out; raises `Untrainable` where all have.
+    The last is taken as it is where no step or no more than one was to be made, where `train.candidates` is 1, and
+    where its environment taught the wrong thing. One that ended after a single step of several is compared with what it
+    began from, as others are. Those that have come apart are left out; raises `Untrainable` where all have.
     """
     settings = context.settings
     steps = candidates(result.records, settings.train.candidates) if result.records else []
-    if len(steps) < 2 or result.verdict:
+    alone = len(steps) < 2 and (settings.train.candidates < 2 or result.ending == MADE)
+    if not steps or alone or result.verdict:
         return Choice(result.last, ())
     ground = context.training_ground(environment.spec.id, environment.environment, identity)
     if isinstance(environment, Dialled):  # where training ended: at the level it began at, all may succeed by now

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -13,6 +15,7 @@ from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError, EnvironmentFault
+from models.training.grpo import TrainingResult
 from models.training.records import GroupFigures, StepRecord
 from models.training.rollouts import scenario_seed
 from settings import load_settings
@@ -25,6 +28,7 @@ from tasks.synthesis.calibration import (
     seed_offset,
 )
 from tasks.synthesis.choosing import DRAWS, candidates, fresh_scenarios, pick, retained
+from tasks.synthesis.learning import course
 
 OWN = [TargetTask(f"own-{i}", "training", "own", i) for i in range(16)]
 OTHERS = [TargetTask(f"other-{i}", "training", "other", i) for i in range(8)]
@@ -173,3 +177,29 @@ def test_a_setting_that_would_meet_other_seeds_is_refused(
     load_settings(**{part: {name: most}})
     with pytest.raises(ConfigurationError, match=f"{part}.{name} = {most + 1}.*less than or equal to {most}"):
         load_settings(**{part: {name: most + 1}})
+
+
+@pytest.mark.parametrize(
+    ("ending", "most", "chosen", "played"),
+    [
+        ("nothing more to learn: no informative group", 2, 0, ["start", "one"]),
+        ("budget", 2, 0, ["start", "one"]),
+        ("steps", 2, 1, []),  # it was to make no more, and its plan has no episode for it
+        ("budget", 1, 1, []),  # nothing is to be compared
+    ],
+)
+def test_a_training_that_ended_after_one_step_is_compared_with_what_it_began_from(
+    monkeypatch: pytest.MonkeyPatch, ending: str, most: int, chosen: int, played: list[str]
+) -> None:
+    context, asked = Mock(), list[str]()
+    context.settings.train.candidates = most
+
+    def play(context: Any, ground: Any, folder: Path, *given: Any) -> pd.DataFrame:
+        asked.append(folder.name)
+        return outcomes(16 if folder.name == "start" else 4)
+
+    monkeypatch.setattr(course, "_played_with", play)
+    monkeypatch.setattr(course, "fresh_scenarios", lambda *given: (OWN, OTHERS))
+    result = TrainingResult({0: Path("start"), 1: Path("one")}, (record(1, 4, 4, 4, 4),), ending, "")
+    assert course.choose(context, "adapter", Mock(), result, warm=True).step == chosen
+    assert asked == played
