@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +47,17 @@ def wait_for_round(home: Path | None, target: str | None, sleep: Callable[[float
         sleep(LOOK_SECONDS)
 
 
+class _Announced(uvicorn.Server):
+    """Prints `said` once it can be reached: who waits for that line may ask at once."""
+
+    said = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self.said, flush=True)
+
+
 def run_gateway(
     home: Path | None,
     target: str | None,
@@ -81,12 +93,12 @@ def run_gateway(
         callback_notify=look,
         timeout_notify=1,
     )
-    server = uvicorn.Server(config)
+    server = _Announced(config)
     standing = app.gateway.fleet.standing()
     what = f"{title(standing.serving.number)} of {settings.target}"
     if standing.problem:  # the log has said why
         what += f" ({title(standing.wanted)} cannot be served)"
-    print(f"serving {what} on http://{host}:{port} (page, /v1, /metrics); stop with Ctrl-C", flush=True)
+    server.said = f"serving {what} on http://{host}:{port} (page, /v1, /metrics); stop with Ctrl-C"
     keep_loaded()
     server.run()
     store.close()

@@ -38,5 +38,13 @@ def test_a_gateway_ends_with_an_error_once_the_thread_of_its_model_has_ended(
         monkeypatch.setattr(serve, name, stand_in)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
+
+    def reached(said: str, **_: Any) -> None:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        told.append(said)
+
+    told: list[str] = []
+    monkeypatch.setattr(serve, "print", reached, raising=False)
     with pytest.raises(ProviderError, match="start the gateway again"):
         serve.run_gateway(settings_folder, "shop", Serving(), GatewaySettings(), "127.0.0.1", port)
+    assert told == [f"serving release 1 of shop on http://127.0.0.1:{port} (page, /v1, /metrics); stop with Ctrl-C"]
