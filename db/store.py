@@ -168,7 +168,7 @@ class Store:
             values: dict[str, Any] = {
                 "reason": reason,
                 "peak_gib": max(peaks, default=None),
-                "seconds": (now - row.started_at).total_seconds(),
+                "seconds": max(0.0, (now - row.started_at).total_seconds()),  # a clock may be set back
             }
             if is_final(state):
                 values["finished_at"] = now

@@ -77,6 +77,13 @@ def test_a_round_is_resumed_only_with_its_own_settings(store: Store, round_: Rou
     assert store.open_round("shop", 7, "laptop", same) is None
 
 
+def test_a_round_whose_clock_was_set_back_has_taken_no_time(
+    store: Store, round_: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("db.store.database_time", lambda _: round_.started_at - timedelta(hours=1))
+    assert store.finish_round(round_.id, RoundState.DONE).seconds == 0.0
+
+
 def test_of_two_processes_that_begin_at_once_one_joins_the_other(store: Store, round_: Round) -> None:
     """Both have looked for a round to go on with, and found none."""
     given = ("shop", "d", 5, "laptop", {"budget": 3, "sizes": (1, 2)})
