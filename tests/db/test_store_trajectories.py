@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from store_examples import failure, trajectory
 
-from db import CheckRow, Round, RouteRow, StepRow, Store, Written
+from db import CheckRow, Round, RouteRow, StepRow, Store, Written, queries, writes
 from errors import StoreError
 
 
@@ -159,17 +159,23 @@ def test_frames_take_more_ids_than_a_statement(store: Store, round_: Round, monk
     )
 
 
-def test_all_that_is_read_by_many_ids_is_found(store: Store, round_: Round) -> None:
+def test_all_that_is_read_by_many_ids_is_found(store: Store, round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a generalist's, which learns from whatever succeeded in a round on a cluster: PostgreSQL takes 65,535 values
     in a statement, SQLite 32,766 where it was not built for more."""
-    store.add_trajectories([trajectory(round_.id, f"t{i}") for i in (3, 1, 60_000)])
-    store.put([RouteRow(trajectory_id=f"t{i}", router_version="v", capability="") for i in (60_000, 3, 1)])
-    many = [f"t{i}" for i in range(66_000)]
-    assert [row.id for row in store.trajectories(None, id=many)] == ["t1", "t3", "t60000"]
+    assert writes.CHUNK < 30_000
+    for module in (queries, writes):
+        monkeypatch.setattr(module, "CHUNK", 2)
+    store.add_trajectories([trajectory(round_.id, f"t{i}") for i in (3, 1, 6)])
+    store.put([RouteRow(trajectory_id=f"t{i}", router_version="v", capability="") for i in (6, 3, 1)])
+    many = [f"t{i}" for i in (5, 6, 0, 1, 2, 3, 4)]
+    sent: list[int] = []
+    event.listen(store._engines.read, "before_cursor_execute", lambda *given: sent.append(len(given[3])))
+    assert [row.id for row in store.trajectories(None, id=many)] == ["t1", "t3", "t6"]
     assert [row.id for row in store.trajectories(None, id=many, trial=1)] == []
-    assert list(store.step_frame(None, id=many).trajectory_id) == ["t1", "t1", "t3", "t3", "t60000", "t60000"]
-    assert [row.trajectory_id for row in store.rows(RouteRow, trajectory_id=many)] == ["t1", "t3", "t60000"]
+    assert list(store.step_frame(None, id=many).trajectory_id) == ["t1", "t1", "t3", "t3", "t6", "t6"]
+    assert [row.trajectory_id for row in store.rows(RouteRow, trajectory_id=many)] == ["t1", "t3", "t6"]
     assert len(store.rows(RouteRow, trajectory_id=many, capability=["", *many])) == 3
+    assert 0 < max(sent) < len(many)  # values of a statement
 
 
 def test_many_trajectories_are_read_in_pages(store: Store, round_: Round) -> None:
