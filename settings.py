@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -388,11 +389,10 @@ def _of_kubernetes(name: str) -> bool:
 
 def writable_folder(folder: Path) -> Path:
     """Create `folder` and prove that a file can be written there."""
-    probe = folder / f".probe-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"probe")
-        probe.unlink()
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:  # containers share process numbers
+            probe.write(b"probe")
     except OSError as problem:
         raise ConfigurationError(
             f"{folder} cannot be written ({problem.strerror}); give another folder with --home or free space"

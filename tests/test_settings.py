@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,13 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
         (tmp_path / "locked").mkdir(mode=0o500)
         with pytest.raises(ConfigurationError, match="cannot be written"):
             writable_folder(tmp_path / "locked" / "below")
+
+
+def test_a_folder_is_proved_by_several_at_once(tmp_path: Path) -> None:
+    """As by processes of containers that share it and have one number."""
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: writable_folder(tmp_path), range(400))) == {tmp_path}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_how_a_model_is_reached_and_what_it_may_cost_is_no_part_of_a_round(settings_folder: Path) -> None:

@@ -23,7 +23,7 @@ NAME = limit_name("left over")
 @pytest.fixture
 def client(prefect: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
     """A real server, on which the target's slot is taken and no lease says by whom."""
-    monkeypatch.setattr(one_at_a_time, "SECONDS", 0.5)
+    monkeypatch.setattr(one_at_a_time, "SECONDS", 2.0)
     with get_client(sync_client=True) as found:
         found.upsert_global_concurrency_limit_by_name(NAME, 1)
         found.update_global_concurrency_limit(NAME, GlobalConcurrencyLimitUpdate(active_slots=1))
