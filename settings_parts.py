@@ -51,6 +51,8 @@ def sqlite_url(file: Path) -> str:
 
 
 class Part(BaseModel):
+    """A part of the settings, or the parameters of a run: a misspelt name in it is refused, not passed over."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

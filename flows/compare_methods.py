@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from db import open_store
 from errors import TraceError
@@ -28,6 +28,7 @@ from models.adapters.registry import Registry
 from models.deadline import end_with_parent
 from models.telemetry.place import Place, at
 from settings import Settings, load_settings, variable_of, writable_folder
+from settings_parts import Part
 from tasks.comparison.results import changed_settings, path_of
 from tasks.comparison.tracking import log_method
 from tasks.methods.catalogue import QUICK, chosen
@@ -51,10 +52,8 @@ SEED = (
 __all__ = ["QUICK", "CompareParameters", "check", "compare_methods", "warn"]
 
 
-class CompareParameters(BaseModel):
+class CompareParameters(Part):
     """What a person sets for a comparison; everything else comes from the profile, `trace.toml` and the environment."""
-
-    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     target: str | None = None
     profile: str | None = None
@@ -62,7 +61,7 @@ class CompareParameters(BaseModel):
     home: Path | None = None
     budget: int
     seeds: list[int]
-    methods: list[str] = []
+    methods: list[str] = Field(default_factory=list)
     points: int = 0
     out: Path
     at_once: int = 1

@@ -11,12 +11,13 @@ from pathlib import Path
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import deployment
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from errors import StoreError
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import deaths_before
 from settings import Settings, load_settings
+from settings_parts import Part
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
 from tasks.housekeeping.retention import forget, forgotten_text, give_up, removal_text, removals, remove
@@ -27,10 +28,8 @@ from tasks.unattended.stalls import hung_before, watched
 logger = logging.getLogger("trace")
 
 
-class HousekeepingParameters(BaseModel):
+class HousekeepingParameters(Part):
     """What `trace-agent clean` and `trace-agent doctor` take."""
-
-    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     older_than: int = Field(default=30, ge=1, le=36_500, description="days since what is removed was done with")
     keep: float | None = Field(default=None, ge=0, description="GB: remove, oldest first, until the home takes this")

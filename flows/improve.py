@@ -16,7 +16,7 @@ from prefect import flow
 from prefect.exceptions import Abort, Pause, TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from db import RoundState, open_store
 from errors import (
@@ -40,6 +40,7 @@ from flows.runs.left_running import left_runs_ended, shown_as
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import BUDGET, LARGEST, Settings, load_settings
+from settings_parts import Part
 from tasks.operations.announcements import (
     deaths_announced,
     failure_announced,
@@ -68,10 +69,8 @@ from tasks.unattended.stalls import watched
 logger = logging.getLogger("trace")
 
 
-class ImproveParameters(BaseModel):
+class ImproveParameters(Part):
     """What a person sets for a round; everything else comes from the profile, `trace.toml` and the environment."""
-
-    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     target: str | None = Field(default=None, description="what to improve on, such as shop or tau2:retail")
     profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")

@@ -9,12 +9,13 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import deployment
 from prefect.states import Cancelled
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from errors import TargetBusy
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import load_settings, writable_folder
+from settings_parts import Part
 from tasks.operations.announcements import failure_announced, settings_announced, tell_last_run
 from tasks.operations.watch import watch_release, watch_text
 from tasks.round.preflight import preflight
@@ -22,10 +23,8 @@ from tasks.unattended.notices import deliver
 from tasks.unattended.stalls import hung_before, watched
 
 
-class WatchParameters(BaseModel):
+class WatchParameters(Part):
     """What a person sets for a watch; everything else comes from the profile, `trace.toml` and the environment."""
-
-    model_config = ConfigDict(extra="forbid")  # a misspelt name would be passed over
 
     target: str | None = Field(default=None, description="what the release answers on, such as shop or tau2:retail")
     profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")
