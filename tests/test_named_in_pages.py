@@ -20,7 +20,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "benchmarks" / "README.md",
-    ROOT / "benchmarks" / "earlier.md",
+    *sorted((ROOT / "benchmarks" / "findings").glob("*.md")),
 ]
 # What else tells a person which command to call.
 OTHERS = ["prefect.yaml", "docker/.env.example", "docker/compose.yaml", "docker/keys/README"]

@@ -3,7 +3,7 @@
 Some of a group's rollouts are shown how another scenario of the same family is solved, as one more worked example in
 the prompt: what is done, never with what. Training takes it out of the prompt again before the gradient
 (`models/training/rollouts.py`), so what is learnt is to do without. (Advice in words, the names of the tools in order,
-did nothing for the embedded model: `benchmarks/README.md`.)
+did nothing for the embedded model: `benchmarks/findings/earlier.md`.)
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ QUIET = {
 
 # How often torch's threads look for one another before they sleep: some ten microseconds. The 300,000 that libgomp has
 # of its own keep a core that another program wants, and each of thousands of operations then waits for the next slice
-# of time: beside one busy program a round took ten times as long. Alone it gains nothing (benchmarks/README.md).
+# of time: beside one busy program a round took ten times as long. Alone it gains nothing
+# (benchmarks/findings/speed.md).
 SPINS = "10000"
 
 app = Commands(

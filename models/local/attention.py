@@ -143,8 +143,8 @@ class PrefixWeights:
     """Keys and values of a shared prefix in one layer, (Hkv, P, D) each, as the matrices that decoding multiplies by.
 
     In fp32 with AVX-512 they are arranged as the model's own weights are: the plain product of 48 rows takes 1.6 times
-    as long (`benchmarks/README.md`). With AVX2 alone the arranged one takes longer, with few rows three to six times as
-    long; and in bf16 the plain one is the faster. `arranged` decides instead."""
+    as long (benchmarks/findings/speed.md). With AVX2 alone the arranged one takes longer, with few rows three to six
+    times as long; and in bf16 the plain one is the faster. `arranged` decides instead."""
 
     def __init__(self, k: torch.Tensor, v: torch.Tensor, arranged: bool | None = None) -> None:
         self.k, self.v = k, v

@@ -3,7 +3,7 @@
 A block is small enough for a core's own cache: scores, softmax and the product with the values meet in it, and no
 layer's weights are ever held whole. The backward pass computes a block's weights again (as FlashAttention does, Dao
 et al. 2022, arXiv 2205.14135); what is kept is what went in. On shapes of the embedded model this takes a third of the
-time of whole score tensors in fp32 and two thirds in bf16 (`benchmarks/README.md`).
+time of whole score tensors in fp32 and two thirds in bf16 (`benchmarks/findings/speed.md`).
 """
 
 from __future__ import annotations

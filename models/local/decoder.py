@@ -1,10 +1,10 @@
 """The forward pass of sampling, in as few operations as the machine has kernels for.
 
 transformers' own pass of the embedded model spends three quarters of a decoding step outside matrix products
-(`benchmarks/README.md`): masks, copies, concatenations, the norm in six operations and the rotation in ten. For the
-Llama family, whose layers are known exactly, `FusedDecoder` computes the same numbers with q, k and v as one matrix,
-the gate, its product and the residual sums inside the matrix products, and the head apart. Every other model runs
-through transformers (`PlainDecoder`), slower, and the log says so.
+(benchmarks/findings/speed.md): masks, copies, concatenations, the norm in six operations and the rotation in ten. For
+the Llama family, whose layers are known exactly, `FusedDecoder` computes the same numbers with q, k and v as one
+matrix, the gate, its product and the residual sums inside the matrix products, and the head apart. Every other model
+runs through transformers (`PlainDecoder`), slower, and the log says so.
 """
 
 from __future__ import annotations

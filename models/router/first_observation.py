@@ -23,8 +23,8 @@ from models.renderer import Renderer
 
 # Decoder layers whose outputs are averaged, counted from 1, and the depth of the model that they were measured with. A
 # regression tells BFCL's validation tasks without a fitting function from others with an AUC of 0.93 on 3 to 8, 0.97 on
-# 9 to 16, 0.97 on 14 to 22 and 0.87 on 22 to 28; on the shop the first two route alike (benchmarks/README.md). The pass
-# ends after the last, and a decision's time is in proportion to it.
+# 9 to 16, 0.97 on 14 to 22 and 0.87 on 22 to 28; on the shop the first two route alike
+# (benchmarks/findings/router.md). The pass ends after the last, and a decision's time is in proportion to it.
 LAYERS = (9, 16)
 MEASURED_DEPTH = 30
 # Tokens of own per forward pass; bounds the memory of one pass.

@@ -42,7 +42,7 @@ SMOOTHING = 0.01
 # lies between a request and them, and it is not unlike them for that.
 ROUNDING = 0.02
 # How many times as probable as the adapter that is proven beyond its own families another class has to be, for what no
-# example is like: there a regression goes on where it has seen nothing (benchmarks/README.md).
+# example is like: there a regression goes on where it has seen nothing (benchmarks/findings/router.md).
 SURER = 2.0
 TEMPERATURES = tuple(float(t) for t in np.geomspace(0.003, 1.0, 24))
 VECTORS, FIELDS = "router.safetensors", "router.json"

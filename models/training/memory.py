@@ -3,7 +3,8 @@ before anything is played.
 
 Counted are weights (with the copies that sampling and training keep of them), adapter with gradient and optimiser, what
 the backward pass needs of each layer or, where that is more, what sampling needs before it, and the head.
-`benchmarks/gpu.py` prints it beside the measured peak; those that it was held against are in `benchmarks/README.md`.
+`benchmarks/gpu.py` prints it beside the measured peak; those that it was held against are in
+`benchmarks/findings/speed.md`.
 What a layer keeps for its backward pass is counted in `tests/models/training/test_memory.py`, tensor by tensor.
 """
 

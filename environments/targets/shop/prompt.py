@@ -2,7 +2,7 @@
 
 What an agent lacks behind them is not what was left unsaid. Nor is it the order in which it was said: that alone makes
 the bare base half as good or twice as good, so the order is the one behind which the base solves most of the diagnosis
-split, of all that were tried (`python -m benchmarks.shop --orders 12`, `benchmarks/README.md`).
+split, of all that were tried (`python -m benchmarks.shop --orders 12`, `benchmarks/findings/shop.md`).
 """
 
 from __future__ import annotations

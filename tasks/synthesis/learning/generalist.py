@@ -201,7 +201,7 @@ def _learnt(
 ) -> Learnt | None:  # fmt: skip
     """What has learnt from all that has succeeded so far, and from as many reference solutions as are owed for the
     rest, or all of them `beside` it: what succeeds with advice is the easier part of what was shown, and learnt in
-    place of solutions it loses what they teach of the harder one (`benchmarks/README.md`)."""
+    place of solutions it loses what they teach of the harder one (`benchmarks/findings/generalist.md`)."""
     train = context.settings.train
     found = successes(context)
     owed = _owed(environment, () if beside else found, train.demonstrations)
