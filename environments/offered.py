@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any, TypeVar, get_args
 
 from environments.contract import DEEPEST, Action, Environment, Message, Observation, Prompt, Role, ToolCall, too_deep
+from environments.scores import plain
 from errors import EnvironmentFault
 
 A = TypeVar("A", bound=Action | None)
@@ -39,6 +40,8 @@ def observed(observation: Observation, name: str) -> Observation:
         raise EnvironmentFault(f"{name}() gave its messages as a {kind}; give a tuple of contract.Message, () for none")
     for message in observation.messages:
         _refuse_message(message, f"{name}()")
+    if not isinstance(plain(observation.done), bool):  # a text, "False" for one, would end the episode
+        raise EnvironmentFault(f"{name}() gave done {observation.done!r:.80}; give True or False")
     if observation.done and name == "reset":  # nothing would be asked, routed or learnt
         raise EnvironmentFault("reset() gave an episode that is over; give only tasks that have a turn")
     if not observation.done and not observation.messages:  # there would be nothing to answer
@@ -91,12 +94,24 @@ def _refuse_message(message: Message, name: str) -> None:
             f"{name} gave a message with the role {message.role!r:.80}; give one of {', '.join(get_args(Role))}"
         )
     _refuse_no_unicode(message.content, name)
+    _refuse_no_text(message.tool_call_id, "tool_call_id", name)
+    _refuse_no_text(message.name, "name", name)
     if too_deep(message.tool_calls):
         raise EnvironmentFault(f"{name} gave a call that is nested deeper than {DEEPEST}; give a flatter one")
     for call in message.tool_calls:
         if not (isinstance(call, ToolCall) and isinstance(call.name, str) and isinstance(call.arguments, Mapping)):
             raise EnvironmentFault(f"{name} gave {call!r:.80} as a call; give contract.ToolCall with a dict")
+        _refuse_no_text(call.id, "id of a call", name)
+        _refuse_no_unicode(call.name, name)
         _refuse_no_json(call.arguments, f"a call that {name} gave")
+
+
+def _refuse_no_text(given: Any, what: str, name: str) -> None:
+    if not given:  # None, too
+        return
+    if not isinstance(given, str):
+        raise EnvironmentFault(f"{name} gave {given!r:.80} as the {what}; give a text, '' for none")
+    _refuse_no_unicode(given, name)
 
 
 def _refuse_no_sequence(given: Any, name: str) -> None:
@@ -131,6 +146,6 @@ def _refuse_no_unicode(text: str, name: str) -> None:
 
 def _refuse_no_json(value: Any, what: str) -> None:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as problem:  # half a character is a ValueError, too
         raise EnvironmentFault(f"{what} is no JSON ({problem}); give dicts, lists, texts and numbers") from None

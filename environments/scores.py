@@ -15,7 +15,7 @@ def checked_score(score: object) -> Score:
     episode: in the store it would cost all those that are written with it."""
     if not isinstance(score, Score):
         raise EnvironmentFault(f"score() returned {type(score).__name__}; return environments.contract.Score")
-    reward, success = _plain(score.reward), _plain(score.success)
+    reward, success = plain(score.reward), plain(score.success)
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise EnvironmentFault(f"score() gave reward {reward!r:.80}; a reward is a number")
     if not 0.0 <= reward <= 1.0:  # also catches NaN
@@ -26,7 +26,7 @@ def checked_score(score: object) -> Score:
         raise EnvironmentFault(f"score() gave metrics {score.metrics!r:.80}; give a dict of numbers")
     if not isinstance(score.checks, list | tuple):
         raise EnvironmentFault(f"score() gave checks {score.checks!r:.80}; give a tuple of contract.Check")
-    metrics = {name: _plain(value) for name, value in score.metrics.items()}
+    metrics = {name: plain(value) for name, value in score.metrics.items()}
     for name, value in metrics.items():
         # The comparison is also false for NaN, and refuses integers that no column holds.
         if not (isinstance(name, str) and isinstance(value, int | float) and abs(value) <= sys.float_info.max):
@@ -39,7 +39,7 @@ def _checked_check(check: Check) -> Check:
         raise EnvironmentFault(f"score() gave {check!r:.80} as a check; give environments.contract.Check")
     for name in ("name", "kind", "detail"):
         _refuse_other(check, name, getattr(check, name), str, "a text")
-    flags: dict[str, Any] = {name: _plain(getattr(check, name)) for name in ("required", "passed")}
+    flags: dict[str, Any] = {name: plain(getattr(check, name)) for name in ("required", "passed")}
     for name, value in flags.items():
         _refuse_other(check, name, value, bool, "True or False")
     return Check(check.name, check.kind, flags["required"], flags["passed"], check.detail)
@@ -50,7 +50,7 @@ def _refuse_other(check: Check, name: str, value: Any, kind: type, wanted: str) 
         raise EnvironmentFault(f"score() gave check {check.name!r:.80} with {name} {value!r:.80}; it is {wanted}")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A NumPy scalar as Python's; where nobody has imported NumPy, nothing is one."""
     numpy = sys.modules.get("numpy")
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value

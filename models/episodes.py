@@ -267,7 +267,7 @@ class Player:
         playing.closed = True
         _OPEN.pop(id(innermost(playing.environment)), None)
         try:
-            self._guarded("close", playing.environment.close)
+            self._guarded("close", lambda: playing.environment.close())  # one without it is a fault, too
         except TraceError as problem:
             logger.warning("%s", problem)
 
@@ -331,11 +331,24 @@ def guarded(seconds: float, name: str, call: Callable[P, T], *args: P.args, **kw
         raise CallOverdue(
             f"the environment's {name} did not return within {seconds} s; make it faster or allow more"
         ) from None
-    # A user's environment may raise anything, and leave the process as a program of its own would; the round goes on.
-    except (Exception, SystemExit) as problem:
-        raise EnvironmentFault(
-            f"the environment's {name} raised {type(problem).__name__}: {problem}; mend the environment"
-        ) from problem
+    except BaseException as problem:
+        if _ends_the_process(problem):
+            raise
+        raise EnvironmentFault(f"the environment's {name} raised {_told(problem)}; mend the environment") from problem
+
+
+def _ends_the_process(problem: BaseException) -> bool:
+    """Whether it comes from outside: a person's stop, or one of Prefect's. A user's environment may raise anything else
+    and the round goes on: it leaves the process as a program of its own would, asyncio cancels what it waits for, and
+    what panics in Rust is no `Exception`."""
+    return isinstance(problem, KeyboardInterrupt) or type(problem).__module__.partition(".")[0] == "prefect"
+
+
+def _told(problem: BaseException) -> str:
+    try:
+        return f"{type(problem).__name__}: {problem}"
+    except Exception:  # an error's text is a user's code as well
+        return f"{type(problem).__name__}, whose text cannot be made"
 
 
 class Guarded(WrappedEnvironment):
