@@ -127,6 +127,11 @@ def builtin_names() -> list[str]:
     return list(_builders())
 
 
+def is_builtin(target: Target) -> bool:
+    """Whether a target comes with the project. One of somebody's own may be called like one that it was made from."""
+    return target.name in builtin_names() and type(target).__module__.startswith(f"{__package__}.")
+
+
 def groups() -> dict[str, list[str]]:
     """Benchmarks that an evaluation may name for all their domains, without variants (`...:attacked`): their names."""
     known = builtin_names()

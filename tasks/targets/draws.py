@@ -4,15 +4,24 @@ trainings, and one that was played before is no proof of anything."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import cycle, islice
 
-from environments.contract import DRAWN_SPLITS, SPLITS, Draw, Drawable, Target, TargetTask
-from environments.targets.catalogue import builtin_names
-from environments.task_ids import given, refuse_others, refuse_repeats
-from errors import TargetError
+from environments.contract import DRAWN_SPLITS, SPLITS, Draw, Drawable, Generators, Target, TargetTask
+from environments.targets.catalogue import is_builtin
+from environments.task_ids import generated, given, refuse_others, refuse_repeats
+from errors import TargetError, TraceError
+from models.episodes import guarded
 
 logger = logging.getLogger("trace")
+
+# Scenarios that are looked at among those that a target generates to train on, of all families in turn, and for how
+# long at most.
+LOOKED_AT, SECONDS = 200, 2.0
 
 
 def drawn_for(target: Target, draw: Draw) -> dict[str, list[TargetTask]]:
@@ -43,12 +52,13 @@ def refuse_unlike(
 def check_draws(target: Target, seed: int) -> None:
     """Raise TargetError where what somebody's own target draws for the first rounds of a home is not as the contract
     has it (`Drawable`), and say where it says itself that nothing is left. The project's own targets have tests."""
-    if target.name in builtin_names() or not isinstance(target, Drawable):
+    if is_builtin(target) or not isinstance(target, Drawable):
         return
     draw = Draw(seed, 1)
     found = drawn_for(target, draw)
     for split, tasks in found.items():
         _refuse_change(target, f"drawn({split!r}, ...)", tasks, _drawn(target, split, draw))
+    _refuse_trained_on(target, found["validation"], seed)
     used = {content for tasks in found.values() for content in _contents(target, tasks)}
     later = Draw(seed, 2, frozenset(used))
     try:
@@ -106,6 +116,37 @@ def _refuse_known(target: Target, tasks: Sequence[TargetTask], split: str, known
             )
         where[content] = f"that is drawn for {split}, too"
     return where
+
+
+def _refuse_trained_on(target: Target, tasks: Sequence[TargetTask], seed: int) -> None:
+    """Raise TargetError where one of the target's scenarios to train on has the content of a task that is drawn for
+    validation."""
+    known = dict(zip(_contents(target, tasks), (task.id for task in tasks), strict=True))
+    for what, content in _trained_on(target, seed):
+        if content in known:
+            raise TargetError(
+                f"{what} of target {target.name!r} has the content of task {known[content]!r}, which is drawn for "
+                "validation; let generate() give none that drawn() can give (divide all contents by their hash, say), "
+                "because what is learnt by heart proves nothing"
+            )
+
+
+def _trained_on(target: Target, seed: int) -> Iterator[tuple[str, str]]:
+    """Calls of `generate`, and the contents of what they give. Those that fail are told where environments are composed
+    of them."""
+    if not isinstance(target, Generators):
+        return
+    families = sorted(given(target, "families()", target.families))
+    numbers, began = random.Random(seed), time.monotonic()
+    for family in islice(cycle(families), LOOKED_AT):
+        if time.monotonic() - began > SECONDS:
+            return
+        number, found = numbers.randrange(10**9), list[str]()
+        with suppress(TraceError):
+            found = _contents(
+                target, [generated(guarded(SECONDS, "generate", target.generate, family, number), family)]
+            )
+        yield from ((f"generate({family!r}, {number})", content) for content in found)
 
 
 def _refuse_ids_again(target: Target, first: Sequence[TargetTask], second: Sequence[TargetTask]) -> None:

@@ -10,7 +10,7 @@ from itertools import product
 
 from environments.contract import Target
 from environments.picking import of_each_family
-from environments.targets.catalogue import builtin_names, without_model
+from environments.targets.catalogue import is_builtin, without_model
 from environments.validation.playing import FAULTS
 from environments.validation.redteam import ATTACKS, play_attack
 from models.episodes import Guarded
@@ -36,7 +36,7 @@ LOOKED_AT, SECONDS = 5, 2.0
 def check_mistakes(target: Target) -> None:
     """Warn where an environment of somebody's own raises on what an agent did. Nothing is looked at where a model would
     be paid for playing the user."""
-    playable = None if target.name in builtin_names() else without_model(target)
+    playable = None if is_builtin(target) else without_model(target)
     if playable is None:
         return
     tried = [attack for attack in ATTACKS if attack.name in _MISTAKES]

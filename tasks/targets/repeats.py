@@ -16,7 +16,7 @@ from itertools import product
 
 from environments.contract import Action, Environment, Message, Target, TargetTask
 from environments.picking import of_each_family
-from environments.targets.catalogue import builtin_names, without_model
+from environments.targets.catalogue import is_builtin, without_model
 from environments.targets.reference_check import Player, no_op, oracle
 from environments.validation.playing import Played, play
 from errors import EnvironmentFault, TargetError
@@ -32,7 +32,7 @@ def check_repeats(target: Target) -> None:
     """Warn where a reference solution, or doing nothing, comes to something else on the same task when it is played
     again, in the other order and with another episode in its middle. Nothing is looked at where a model would be paid
     for playing the user."""
-    playable = None if target.name in builtin_names() else without_model(target)
+    playable = None if is_builtin(target) else without_model(target)
     if playable is None:
         return
     players: tuple[Player, ...] = (oracle, no_op)

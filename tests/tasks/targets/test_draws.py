@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,32 @@ class Untold(DrawingTarget):
         return task.payload["n"]
 
 
+class Generating(DrawingTarget):
+    """Its scenarios to train on have numbers of their own; for one number in two it has none."""
+
+    first = 10**9
+
+    def families(self) -> Mapping[str, tuple[str, ...]]:
+        return {"a": ("count",), "b": ("count",)}
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        if seed % 2:
+            raise KeyError(seed)
+        return TargetTask(f"scenario-{seed}", "generated", family, seed, {"n": self.first + seed % 40})
+
+
+class Leaking(Generating):
+    """They are among those that a round draws for validation."""
+
+    first = 1100
+
+
+class CalledShop(Alike):
+    """Made from the shop, and called like it."""
+
+    name = "shop"
+
+
 REFUSED: dict[type[DrawingTarget], str] = {
     Failing: r"drawn\('validation', ...\) of target 'counting' fails: ValueError: no such file; mend",
     Empty: "target 'counting' draws no task for validation; draw some",
@@ -101,6 +127,8 @@ REFUSED: dict[type[DrawingTarget], str] = {
     DrawnTwice: "'further-validation-drawn-1100', drawn for validation, has the content of one that the round",
     Renumbered: "task 'diagnosis-0', drawn for a second round, has the id of another task that the first one drew",
     FurtherRenumbered: "task 'further-a-0', drawn for a second round, has the id of another task that the first one",
+    CalledShop: "'diagnosis-drawn-1000', drawn for diagnosis, has the content of one that an earlier round has",
+    Leaking: r"generate\('[ab]', \d+\) of target 'counting' has the content of task 'validation-drawn-11",
     Untold: r"content\(\) of target 'counting' gave -40; give a text",
 }
 
