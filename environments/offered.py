@@ -12,6 +12,9 @@ from environments.contract import DEEPEST, Action, Environment, Message, Observa
 from environments.scores import plain
 from errors import EnvironmentFault
 
+# Steps that an episode may have at most. What acts without a model has no context that it fills: an agent that does
+# nothing, in every evaluation and before every round, takes them all where the environment does not end its episode.
+MOST_STEPS = 10_000
 A = TypeVar("A", bound=Action | None)
 
 
@@ -25,8 +28,8 @@ def offered(environment: Environment) -> tuple[Prompt, int]:
     prompt, most = Prompt.of(environment), environment.max_steps
     for message in prompt.examples:
         _refuse_message(message, "examples")
-    if isinstance(most, bool) or not isinstance(most, Integral) or most < 1:
-        raise EnvironmentFault(f"max_steps is {most!r:.80}; give a whole number from 1 on")
+    if isinstance(most, bool) or not isinstance(most, Integral) or not 1 <= most <= MOST_STEPS:
+        raise EnvironmentFault(f"max_steps is {most!r:.80}; give a whole number from 1 to {MOST_STEPS}")
     return prompt, most
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import product
 
 from db import GENERALIST
-from environments.contract import SPLITS, Generators, Target, TargetTask
+from environments.contract import SPLITS, Action, Environment, Generators, Target, TargetTask
 from environments.picking import of_each_family
 from environments.scores import checked_score
 from environments.targets.catalogue import without_model
@@ -26,6 +26,8 @@ _KIND = re.compile(r"[a-z0-9_]+")
 _TAKEN = (GENERALIST, "release")
 # Tasks that are looked at, of all families in turn, and for how long at most.
 LOOKED_AT, SECONDS = 20, 5.0
+# The longest that one episode is played in such a look, in seconds: that of an agent that does nothing may have no end.
+LONGEST = 10.0
 
 
 def nameless(kinds: Iterable[str]) -> dict[str, str]:
@@ -122,10 +124,13 @@ def _shown(target: Target) -> tuple[set[str], set[str]]:
     for task, player in product(of_each_family(target.tasks("diagnosis"))[:LOOKED_AT], (oracle, no_op)):
         if time.monotonic() - began > SECONDS:
             break
+        in_time = InTime(player)
         try:
-            shown.append(_kinds(target, task, player))
-            looked_at |= {task.family} if player is oracle else set()
+            shown.append(_kinds(target, task, in_time))
+            looked_at |= {task.family} if player is oracle and not in_time.stopped else set()
         except (EnvironmentFault, TargetError) as fault:
+            if in_time.stopped:  # only what has ended has to have a score
+                break
             what = "its reference solution" if player is oracle else "an agent that does nothing"
             faults.append(f"task {task.id!r} of target {target.name!r}, played by {what}: {fault}")
     if faults and not shown:
@@ -136,6 +141,17 @@ def _shown(target: Target) -> tuple[set[str], set[str]]:
             "what fails here without a model loses an agent's episode that fails alike: %s%s", faults[0], more
         )
     return set[str]().union(*shown), looked_at
+
+
+class InTime:
+    """A player who stops in an episode that has taken `LONGEST`: a slow environment may have many steps."""
+
+    def __init__(self, player: Player) -> None:
+        self.player, self.until, self.stopped = player, time.monotonic() + LONGEST, False
+
+    def __call__(self, environment: Environment) -> Action | None:
+        self.stopped = time.monotonic() > self.until
+        return None if self.stopped else self.player(environment)
 
 
 def _kinds(target: Target, task: TargetTask, player: Player) -> set[str]:

@@ -21,6 +21,7 @@ from environments.targets.reference_check import Player, no_op, oracle
 from environments.validation.playing import Played, play
 from errors import EnvironmentFault, TargetError
 from models.episodes import Guarded
+from tasks.targets.kinds import InTime
 
 logger = logging.getLogger("trace")
 
@@ -41,7 +42,10 @@ def check_repeats(target: Target) -> None:
         for task, player in product(of_each_family(playable.tasks("diagnosis"))[:LOOKED_AT], players):
             if time.monotonic() - began > SECONDS:
                 break
-            first.append((task, player, _played(playable, task, player)))
+            in_time = InTime(player)
+            there = _played(playable, task, in_time)
+            if not in_time.stopped:
+                first.append((task, player, there))
         other = [
             (task, player, there, here)
             for i, (task, player, there) in reversed(list(enumerate(first)))

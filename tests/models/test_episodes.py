@@ -206,7 +206,8 @@ OFFERS: dict[str, tuple[str, Any, str]] = {
     "half a character": ("instructions", "a\ud800", "not Unicode"),
     "examples that are dicts": ("examples", [{"role": "user", "content": "x"}], "contract.Message"),
     "no limit of steps": ("max_steps", None, "max_steps is None"),
-    "no step": ("max_steps", 0, "max_steps is 0; give a whole number from 1 on"),
+    "no step": ("max_steps", 0, "max_steps is 0; give a whole number from 1 to 10000"),
+    "steps without end": ("max_steps", 10**9, "max_steps is 1000000000; give a whole number"),
 }
 
 

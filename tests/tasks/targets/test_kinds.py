@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from settings import load_settings
 from tasks.housekeeping.round_checks import target as doctor_s_target
 from tasks.round.preflight import check_by_loading
 from tasks.targets.kinds import LOOKED_AT, check_kinds
+from tasks.targets.repeats import check_repeats
 
 
 class Said:
@@ -138,6 +140,31 @@ def test_few_episodes_are_looked_at_and_those_that_fail_are_told(
     assert "task 'diagnosis-0' of target 'mine', played by an agent that does nothing: " in told
     assert "no such record" in told
     assert told.endswith(f"(and {LOOKED_AT - 1} more)")
+
+
+def test_an_episode_that_has_no_end_does_not_hold_up_a_round(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless(Said):
+        max_steps = 300
+
+        def step(self, action: Action) -> Observation:
+            time.sleep(0.01)
+            return Observation((Message("user", "Yes?"),))
+
+        def score(self) -> Score:
+            raise ValueError("it goes on")
+
+    class Going(Fixed):
+        def environment(self) -> Said:
+            return Endless((), ())
+
+    monkeypatch.setattr("tasks.targets.kinds.LONGEST", 0.1, raising=False)
+    monkeypatch.setattr("tasks.targets.repeats.SECONDS", 0.2)
+    began = time.monotonic()
+    check(Going())
+    check_repeats(Going())
+    assert time.monotonic() - began < 5
 
 
 def test_an_environment_that_cannot_be_played_at_all_is_refused(
