@@ -9,6 +9,9 @@ from typing import Any
 from environments.contract import Check, Score
 from errors import EnvironmentFault
 
+# How far floats may be off when a reward is added up of its parts.
+ROUNDING = 1e-6
+
 
 def checked_score(score: object) -> Score:
     """The score with NumPy's numbers as Python's. One outside the contract is refused here, where it costs its own
@@ -18,6 +21,7 @@ def checked_score(score: object) -> Score:
     reward, success = plain(score.reward), plain(score.success)
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise EnvironmentFault(f"score() gave reward {reward!r:.80}; a reward is a number")
+    reward = rounded(reward)
     if not 0.0 <= reward <= 1.0:  # also catches NaN
         raise EnvironmentFault(f"score() gave reward {reward}; rewards lie in [0, 1]")
     if not isinstance(success, bool):
@@ -32,6 +36,14 @@ def checked_score(score: object) -> Score:
         if not (isinstance(name, str) and isinstance(value, int | float) and abs(value) <= sys.float_info.max):
             raise EnvironmentFault(f"score() gave metric {name!r:.80} as {value!r:.80}; metrics are finite numbers")
     return Score(reward, success, tuple(map(_checked_check, score.checks)), metrics)
+
+
+def rounded(reward: float) -> float:
+    """A reward that is outside [0, 1] by no more than sums of floats are: at its bound. Nine parts of 1/9 come to
+    1.0000000000000002, so that of such a target's episodes just the perfect ones would be lost."""
+    if -ROUNDING <= reward < 0.0:
+        return 0.0
+    return 1.0 if 1.0 < reward <= 1.0 + ROUNDING else reward
 
 
 def _checked_check(check: Check) -> Check:

@@ -13,6 +13,7 @@ from typing import Any
 
 from environments.contract import Action, Message, Observation, Score, TargetTask, ToolCall, canonical_json
 from environments.sandbox.workers import DEFAULT_LIMITS, ModuleError, SandboxLevel, SandboxLimits, WorkerPool
+from environments.scores import rounded
 from environments.synthesized.goals import goal_faults, judge_goal, plain_json
 from environments.validation.levels import LEAST, LEVELS_HELP, MOST
 from errors import EnvironmentFault, SandboxError, TargetError
@@ -178,10 +179,10 @@ class SandboxedEnvironment:
         """Success is judged from the goal, outside; the module's own reward shapes what lies below it."""
         scenario = self._started()
         reward = self.module.call("reward", scenario, self._state, self._log)
-        if not isinstance(reward, int | float) or isinstance(reward, bool) or not 0 <= reward <= 1:
+        if not isinstance(reward, int | float) or isinstance(reward, bool) or not 0 <= rounded(reward) <= 1:
             raise ModuleError(f"reward gave {str(reward)[:80]!r}, not a number in [0, 1]")
         checks = judge_goal(scenario["goal"], self._state, self._log, self.module.capability)
-        return Score(float(reward), all(check.passed for check in checks), checks)
+        return Score(float(rounded(reward)), all(check.passed for check in checks), checks)
 
     def oracle(self) -> Action | None:
         """The module's reference solution in the present state."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from environments.contract import Check, Message, Observation, Score, TargetTask
+from environments.scores import checked_score
 from environments.validation.playing import play
 from models.episodes import Episode, Player
 from models.policy import Sampling
@@ -22,6 +23,9 @@ TASK = TargetTask("t", "test", "f", 0)
 GOOD: list[Any] = [
     given(0, False),
     given(1.0, True, (CHECK,), {"ratio": 0.5}),
+    given(sum([1 / 9] * 9), True),
+    given(0.3 - 0.2 - 0.1, False),
+    given(np.float32(0.7) + np.float32(0.3), True),
     given(np.float32(0.25), np.bool_(True)),
     given(np.float64(0.25), False, [CHECK], {"steps": np.int64(3)}),
     given(np.int64(1), True, (a_check("n", "k", np.bool_(True), np.bool_(False)),)),
@@ -55,3 +59,8 @@ def test_a_score_is_sound_for_validation_where_it_is_for_an_episode(score: Any, 
     assert validated.score == trajectory.score
     assert type(getattr(validated.score, "reward", 0.0)) in (int, float)
     assert (validated.error in trajectory.error) or not sound
+
+
+@pytest.mark.parametrize(("reward", "kept"), [(1.0000000000000002, 1.0), (-2.8e-17, 0.0), (0.999, 0.999), (0, 0)])
+def test_a_reward_that_rounding_put_outside_is_at_its_bound(reward: float, kept: float) -> None:
+    assert checked_score(Score(reward, False)).reward == kept
