@@ -49,7 +49,7 @@ class Distinct:
 
     def _looks_new(self, task: TargetTask) -> bool:
         self._environment = self._environment or self._make()
-        shown = content_hash([_said(message) for message in self._environment.reset(task).messages])
+        shown = content_hash([said(message) for message in self._environment.reset(task).messages])
         other = self._shown.setdefault(shown, task)
         if other is task:
             return True
@@ -62,9 +62,9 @@ class Distinct:
         played = play(environment, task, oracle_policy, seed=task.seed)
         if played.error:
             raise RuntimeError(played.error)
-        return content_hash([shown, [_said(message) for message in played.messages if message.role == "assistant"]])
+        return content_hash([shown, [said(message) for message in played.messages if message.role == "assistant"]])
 
 
-def _said(message: Message) -> object:
+def said(message: Message) -> object:
     """A message without the ids of its calls, which may be of the seed."""
     return [message.role, message.content, [[call.name, call.arguments] for call in message.tool_calls]]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from environments.contract import SPLITS, TargetTask
+from environments.contract import SPLITS, Message, Observation, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
 from environments.validation.apart import not_apart, repeated
 from environments.validation.checks import Limits
+from errors import TargetError
 from tasks.synthesis.environments import validated
 from tasks.synthesis.guarded import GuardedTarget
 from tests.environments.word_environment import Word
@@ -57,6 +58,35 @@ def test_a_generator_that_gives_tasks_of_the_test_split_is_refused() -> None:
     (reason,) = reasons(Numbers(lambda seed: 200 + seed % 400))
     assert "are tasks of validation or test, e.g. 'fresh-" in reason
     assert "let generate() give none that a split has" in reason
+
+
+def test_a_generator_whose_payloads_hold_a_seed_may_give_no_task_of_the_test_split_either() -> None:
+    class Seeded(Numbers):
+        """An agent is never shown the seed."""
+
+        def generate(self, family: str, seed: int) -> TargetTask:
+            task = super().generate(family, seed)
+            return replace(task, payload=task.payload | {"seed": seed})
+
+    assert reasons(Seeded(lambda seed: 1000 + seed)) == []
+    (reason,) = reasons(Seeded(lambda seed: 200 + seed % 400))
+    assert "are tasks of validation or test, e.g. 'fresh-" in reason
+
+
+def test_what_is_asked_alike_and_comes_to_something_else_is_another_task() -> None:
+    class Blind(Word):
+        """The word has to be looked up."""
+
+        def reset(self, task: TargetTask) -> Observation:
+            super().reset(task)
+            return Observation((Message("user", "Look up the word, and say it."),))
+
+    class Blindly(Numbers):
+        def environment(self) -> Word:
+            return Blind()
+
+    assert not_apart(Blindly(abs), [TargetTask("fresh", "generated", "say", 1, {"n": 900})]) == []
+    assert not_apart(Blindly(abs), [TargetTask("fresh", "generated", "say", 1, {"n": 290, "seed": 1})]) != []
 
 
 def test_different_scenarios_under_one_id_are_refused() -> None:
@@ -120,3 +150,12 @@ def test_payloads_that_tell_no_tasks_apart_repeat_nothing() -> None:
             return [TargetTask(f"{split}-{n}", split, "say", n) for n in range(9)]
 
     assert repeated(Seeds(abs)) == ""
+
+
+def test_a_content_that_fails_is_the_targets_error() -> None:
+    class Untold(Numbers):
+        def content(self, task: TargetTask) -> str:
+            return str(task.payload["question"])
+
+    with pytest.raises(TargetError, match=r"content\(\) of target 'numbers' fails: KeyError: 'question'; mend"):
+        repeated(Untold(lambda seed: seed))
