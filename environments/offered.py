@@ -99,6 +99,9 @@ def _refuse_message(message: Message, name: str) -> None:
     _refuse_no_unicode(message.content, name)
     _refuse_no_text(message.tool_call_id, "tool_call_id", name)
     _refuse_no_text(message.name, "name", name)
+    if not isinstance(message.tool_calls, tuple | list):  # a generator would be read here, and a call alone is no tuple
+        kind = type(message.tool_calls).__name__
+        raise EnvironmentFault(f"{name} gave its calls as a {kind}; give a tuple of contract.ToolCall, () for none")
     if too_deep(message.tool_calls):
         raise EnvironmentFault(f"{name} gave a call that is nested deeper than {DEEPEST}; give a flatter one")
     for call in message.tool_calls:

@@ -51,6 +51,14 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "an argument is NaN": (called(arguments={"a": float("nan")}), "no JSON"),
     "half a character as an id": (called(id="\ud800"), "not Unicode"),
     "half a character as a tool": (called(name="\ud800"), "not Unicode"),
+    "a call without a comma": (
+        said(Message("assistant", "", ToolCall("f", {}))),
+        "its calls as a ToolCall; give a tuple",
+    ),  # type: ignore[arg-type]
+    "calls that are read once": (
+        said(Message("assistant", "", (call for call in [ToolCall("f", {})]))),  # type: ignore[arg-type]
+        "its calls as a generator",
+    ),
     "a name that is no text": (said(Message("tool", "x", name=len)), "as the name; give a text"),  # type: ignore[arg-type]
     "an id that is no text": (said(Message("tool", "x", tool_call_id=5)), "5 as the tool_call_id"),  # type: ignore[arg-type]
     "over in words": (said(Message("user", "x"), "False"), "gave done 'False'; give True or False"),
