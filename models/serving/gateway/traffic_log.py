@@ -37,6 +37,8 @@ logger = logging.getLogger("trace.gateway")
 # memory of the answers.
 WAITING, WAITING_BYTES = 1000, 256 << 20
 LONGEST_COMMENT = 4000
+# From which reward on a conversation is a success where its client says no more than that.
+SUCCESS_REWARD = 0.5
 # How long a client waits for its feedback to be kept, and a gateway that ends for conversations to be stored.
 SAY_SECONDS, CLOSE_SECONDS = 5.0, 30.0
 
@@ -153,15 +155,7 @@ class TrafficLog:
                 code="conversation_not_found",
                 param="conversation",
             )
-        said: dict[str, Any] = {
-            "reward": feedback.reward if feedback.reward is not None else row.reward,
-            "success": feedback.success if feedback.success is not None else row.success,
-            "comment": feedback.comment or row.comment,
-        }
-        if said["success"] is None and said["reward"] is not None:
-            said["success"] = said["reward"] >= 0.5
-        if said["reward"] is None and said["success"] is not None:
-            said["reward"] = float(said["success"])
+        said = _merged(row, feedback)
         put_rows(connection, [replace(row, **said, feedback_at=utc_now())], replace=True)
         return {"conversation": feedback.conversation, **said}
 
@@ -241,6 +235,21 @@ class TrafficLog:
             return apart, found
         found = _stored(connection, plain)
         return (plain, found) if found is None or found.target == self._target else (apart, None)
+
+
+def _merged(row: ConversationRow, feedback: Feedback) -> dict[str, Any]:
+    """What is said of a conversation, with the latest word. Of reward and success, one that follows from the other
+    follows again when that is said anew: else whoever takes a reward back would leave the success that it made."""
+    reward, success = feedback.reward, feedback.success
+    if reward is None and success is None:
+        reward, success = row.reward, row.success
+    elif reward is None:
+        followed = row.reward is None or row.reward == float(bool(row.success))
+        reward = float(bool(success)) if followed else row.reward
+    elif success is None:
+        followed = row.reward is None or row.success == (row.reward >= SUCCESS_REWARD)
+        success = reward >= SUCCESS_REWARD if followed else row.success
+    return {"reward": reward, "success": success, "comment": feedback.comment or row.comment}
 
 
 def _stored(connection: Connection, key: str) -> ConversationRow | None:

@@ -128,6 +128,20 @@ def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: Tra
     assert store.rows(ConversationRow)[0].comment == "after all"
 
 
+def test_feedback_that_is_taken_back_leaves_nothing_of_it(log: TrafficLog) -> None:
+    """What follows from a reward, or from a success, follows from the next one."""
+    log.add(spoken("c", "ok"))
+
+    def said(**word: Any) -> tuple[bool, float]:
+        kept = say(log, "", Feedback("c", **word))
+        return kept["success"], kept["reward"]
+
+    assert [said(reward=1.0), said(reward=0.0), said(comment="no")] == [(True, 1.0), (False, 0.0), (False, 0.0)]
+    assert [said(success=True), said(success=False)] == [(True, 1.0), (False, 0.0)]
+    assert [said(reward=0.75), said(success=False)] == [(True, 0.75), (False, 0.75)], "what was said of both stays"
+    assert [said(reward=0.9), said(success=True, reward=0.2)] == [(False, 0.9), (True, 0.2)]
+
+
 def test_one_id_at_two_targets_is_two_conversations(store: Store, log: TrafficLog) -> None:
     """A client gives its session's id to the gateways of both."""
     other = TrafficLog(store, PolicyIdentity("tiny", "1"), "tau2:retail", 1.0, lambda _: None)
