@@ -28,10 +28,12 @@ SESSIONS = 100_000
 
 @dataclass
 class Circuit:
-    """Of one server. `again` is when it may be tried (by the clock), None while it is closed, that is, in use."""
+    """Of one server. `again` is when it may be tried (by the clock), None while it is closed, that is, in use; `opened`
+    is how often it was opened."""
 
     busy: int = 0
     failures: int = 0
+    opened: int = 0
     again: float | None = None
     pause: float = 0.0
 
@@ -85,9 +87,13 @@ class Balance:
         self.circuits[address].failures += 1
         return self.circuits[address].failures >= FAILURES
 
-    def open(self, address: str) -> None:
-        """The server is not used before its pause is over."""
+    def open(self, address: str, since: int | None = None) -> None:
+        """The server is not used before its pause is over. `since` is what `opened` was when the request began that
+        failed: what was under way when another opened the circuit says nothing new, and makes no pause longer."""
         circuit = self.circuits[address]
+        if since not in (None, circuit.opened):
+            return
+        circuit.opened += 1
         circuit.pause = min(max(FIRST_PAUSE, 2 * circuit.pause), LONGEST_PAUSE)
         circuit.again = self._clock() + circuit.pause
 

@@ -93,6 +93,7 @@ class Pool:
             address = self.balance.choose(conversation, left, trials=True) or min(left, key=lambda a: circuits[a].busy)
             left.remove(address)
             circuit, began = circuits[address], time.monotonic()
+            opened = circuit.opened
             circuit.busy += 1
             try:
                 try:
@@ -100,23 +101,23 @@ class Pool:
                         f"{address}{path}", data=body, headers=JSON | self._headers[address], allow_redirects=False
                     )
                 except aiohttp.ClientConnectionError:
-                    self.balance.open(address)
+                    self.balance.open(address, opened)
                     self.retries += bool(left)
                     continue
                 except aiohttp.ClientError:
                     raise ApiError(502, "the server behind the gateway answered something that is not HTTP") from None
                 except asyncio.CancelledError:
-                    self._given_up(address, began)
+                    self._given_up(address, began, opened)
                     raise
                 if response.status >= 500 and self.balance.failed(address):
-                    self.balance.open(address)
+                    self.balance.open(address, opened)
                 try:
                     yield address, response
                 except aiohttp.ClientError:
                     raise ApiError(502, BROKEN_OFF) from None
                 except asyncio.CancelledError:
                     # An answer that has begun goes on bit by bit: it hangs when the latter half of its time had none.
-                    self._given_up(address, (began + time.monotonic()) / 2)
+                    self._given_up(address, (began + time.monotonic()) / 2, opened)
                     raise
                 finally:
                     if response.content.at_eof():
@@ -131,13 +132,13 @@ class Pool:
                 circuit.busy -= 1
         raise ApiError(503, "no server behind the gateway answers; ask again later")
 
-    def _given_up(self, address: str, since: float) -> None:
+    def _given_up(self, address: str, since: float, opened: int) -> None:
         """A wait for a server was cancelled: it has failed where time was up and nobody has heard of it `since`. One
-        that went on with others' answers is at work, and what was asked here takes longer."""
+        that went on with others' answers is at work, and what was asked here takes longer. `opened`: `Balance.open`."""
         limit = DEADLINE.get()
         late = limit is not None and limit.expired()
         if late and self._heard[address] <= since and self.balance.failed(address):
-            self.balance.open(address)
+            self.balance.open(address, opened)
 
     async def parts(self, address: str, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """A streamed body as it comes."""

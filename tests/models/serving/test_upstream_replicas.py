@@ -22,7 +22,7 @@ from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import event, parse_chat
 from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
-from models.vllm.balance import FAILURES, Balance
+from models.vllm.balance import FAILURES, FIRST_PAUSE, Balance
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import VllmServer
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
@@ -75,6 +75,40 @@ def test_a_server_that_nobody_answers_at_is_tried_once_a_pause_and_used_when_it_
 
     with vllm_stub() as stub:
         asyncio.run(all_of_it(stub.url))
+
+
+def test_requests_that_fail_together_make_no_pause_longer() -> None:
+    """Each connection that broke with the others doubled it: half a minute for a server that was back after a second."""
+
+    async def all_of_it() -> None:
+        broken = asyncio.Event()
+
+        async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            await broken.wait()
+            writer.close()
+
+        async def ask() -> None:
+            with pytest.raises(ApiError, match="no server behind the gateway answers"):
+                await asked(pool, ["c"])
+
+        async with await asyncio.start_server(drop, "127.0.0.1", 0) as server:
+            pool, now = Pool(Servers([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"])), [100.0]
+            pool.balance = Balance(pool.addresses, lambda: now[0])
+            (circuit,) = pool.balance.circuits.values()
+            asking = [asyncio.create_task(ask()) for _ in range(8)]
+            while circuit.busy < 8:
+                await asyncio.sleep(0.01)
+            broken.set()
+            await asyncio.gather(*asking)
+            assert circuit.pause == FIRST_PAUSE
+        for pause in (2 * FIRST_PAUSE, 4 * FIRST_PAUSE):  # nobody listens there any more
+            now[0] += circuit.pause
+            await ask()
+            assert circuit.pause == pause
+        await pool.close()
+
+    asyncio.run(all_of_it())
 
 
 def test_a_server_that_fails_three_times_in_a_row_is_left_to_the_others() -> None:
