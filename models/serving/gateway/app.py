@@ -192,7 +192,8 @@ class GatewayApp:
         if log is None:
             raise ApiError(404, "this gateway stores no conversations; start it with --sample above 0")
         said = await log.say(request.state.owner, feedback)
-        outcome = "comment" if said["success"] is None else "success" if said["success"] else "failure"
+        judges = feedback.success is not None or feedback.reward is not None
+        outcome = "comment" if not judges else "success" if said["success"] else "failure"
         self.gateway.metrics.feedback.labels(outcome).inc()
         return JSONResponse(said)
 

@@ -132,14 +132,16 @@ class Gateway:
     # --- choosing ---------------------------------------------------------------------------------------------
 
     async def _open(self, asked: ChatRequest, owner: str, header: str) -> RoutedRequest:
-        generation = self.fleet.enter()
+        generation, began = self.fleet.enter(), time.monotonic()  # who waits for the router waits for the answer
         try:
-            return await self._opened(asked, owner, header, generation)
+            return await self._opened(asked, owner, header, generation, began)
         except BaseException:
             self.fleet.leave(generation)
             raise
 
-    async def _opened(self, asked: ChatRequest, owner: str, header: str, generation: Generation) -> RoutedRequest:
+    async def _opened(
+        self, asked: ChatRequest, owner: str, header: str, generation: Generation, began: float
+    ) -> RoutedRequest:
         preset = self._preset_for(asked)
         prompt = preset.prompt if preset else None
         if prompt and asked.body.get("tool_choice") == "none":
@@ -156,7 +158,7 @@ class Gateway:
         turn = Turn(asked, adapter, name, routed.name, prompt, listen)
         headers = self._headers(routed, adapter, missing, preset)
         held = adapter.name if adapter else ""
-        return RoutedRequest(turn, routed, generation, held, headers, time.monotonic(), history)
+        return RoutedRequest(turn, routed, generation, held, headers, began, history)
 
     def _preset_for(self, asked: ChatRequest) -> Preset | None:
         """What is put before a request. Whoever forbids the use of its own tools for a turn has brought them
