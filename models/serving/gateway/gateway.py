@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 from errors import TraceError
 from models.router.router import ASKED, RouteDecision
@@ -39,6 +40,8 @@ from models.serving.openai_api.requests import ChatRequest, event
 from models.serving.upstreams.contract import DEADLINE, AdapterGone, Turn, Upstream
 
 logger = logging.getLogger("trace.gateway")
+# What stands in a header as it is, beside letters and digits; a target's name may hold any letters that Python takes.
+HEADER_MAY = ":/,@+= "
 
 
 @dataclass
@@ -274,7 +277,7 @@ class Gateway:
         if missing:
             headers["x-trace-missing"] = missing
         if preset:
-            headers["x-trace-preset"] = preset.name
+            headers["x-trace-preset"] = quote(preset.name, HEADER_MAY)
         return headers
 
     # --- asking -----------------------------------------------------------------------------------------------

@@ -171,10 +171,10 @@ def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(run
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_a_turn_that_may_call_no_tool_has_the_prompt_that_it_would_have(running: Running, tools: Any) -> None:
-    running.gateway.preset = Preset("shop", Prompt("The target's instructions.", TOOLS))
+    running.gateway.preset = Preset("мой.laden:shop", Prompt("The target's instructions.", TOOLS))
     answer = running.chat("x", tool_choice="none", **({"tools": tools} if tools else {}))
     seen = running.stub.seen[0]
-    assert answer.headers.get("x-trace-preset") == (None if tools else "shop")
+    assert answer.headers.get("x-trace-preset") == (None if tools else "%D0%BC%D0%BE%D0%B9.laden:shop")
     assert [m["content"] for m in seen["messages"]] == [*(() if tools else ["The target's instructions."]), "x"]
     assert seen.get("tools") == tools, "its own, and none of the target's"
 
