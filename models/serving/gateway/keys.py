@@ -8,7 +8,8 @@ A file that ends in `.toml` has a table for each name; a rotation puts the new k
     requests_per_minute = 60            # 0 or left out: no limit
     tokens_per_day = 1000000            # read and sampled, by UTC day, since the gateway was started
 
-Any other file has a key a line, without a name, that may do everything.
+Any other file has a key a line, without a name, that may do everything; a # at its beginning, or behind a blank, begins
+a comment.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ MINUTE, DAY = 60.0, 86_400
 # ask again for what others hold.
 UNNAMED, BUSY_SECONDS = 128, 5
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a key is one of its characters
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def most_tokens(asked: ChatRequest, ahead: int = 0, longest: int = 0) -> int:
 def read_file(file: Path) -> tuple[Key, ...]:
     """The keys of a file. Raises `ConfigurationError`, which never shows a key, when it holds none or is wrong."""
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")  # some editors put a mark at the beginning
         tables = tomllib.loads(text) if file.suffix == ".toml" else None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigurationError(f"key file {file} cannot be read ({type(problem).__name__}); name another") from None
@@ -223,7 +225,7 @@ def read_file(file: Path) -> tuple[Key, ...]:
         where = re.search(r"\(at .*\)", str(problem))  # the rest might show what stands there
         raise ConfigurationError(f"key file {file} is not TOML {where.group() if where else ''}; correct it") from None
     if tables is None:
-        keys = _unnamed(line.partition("#")[0] for line in text.splitlines())
+        keys = _unnamed(_COMMENT.sub("", line) for line in text.splitlines())
     else:
         keys = tuple(_named(file, name, table) for name, table in tables.items())
     if not keys:

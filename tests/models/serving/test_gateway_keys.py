@@ -335,9 +335,11 @@ def test_a_wrong_file_is_refused_before_anything_is_served(tmp_path: Path, text:
 
 def test_lines_and_the_variable_go_on_as_before(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"{ANNA}  # of anna\n\n{BOB}\n")
+    odd = "#a-key-with#a-sign"  # its beginning alone would be long enough
+    file.write_text(f"{ANNA}  # of anna\n# nobody's\n{BOB}\nx{odd}\n", "utf-8-sig")  # as some editors begin a file
     keys = Keys.read(file, SecretStr(f"{EVE},"))
-    for key in (ANNA, BOB, EVE):
+    assert keys.who(f"bearer x{odd[: odd.rindex('#')]}") is None
+    for key in (ANNA, BOB, EVE, f"x{odd}"):
         who = keys.who(f"bearer {key}")
         assert who is not None
         assert (who.name, len(who.scopes)) == (hashed(key)[:8], 3)
