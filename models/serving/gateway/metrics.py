@@ -38,8 +38,10 @@ class Metrics:
         self.tokens = counter("tokens", "Tokens read and sampled", ("kind",))
         self.cancelled = counter("cancelled", "Requests that clients left before the answer")
         self.feedback = counter("feedback", "Feedback by outcome", ("outcome",))
-        self.stored = counter("stored_conversations", "Conversations written to the store")
-        self.dropped = counter("dropped_conversations", "Conversations that were not stored because the store was slow")
+        self.stored = counter("stored_conversations", "Turns after which a conversation was written to the store")
+        self.dropped = counter(
+            "dropped_conversations", "Turns after which none was written, as the store was slow or failed"
+        )
         self.seconds = histogram("request_seconds", "Seconds until a request was answered whole", SECONDS)
         self.routing = histogram("routing_seconds", "Seconds that a routing decision took", SECONDS)
         self.confidence = histogram("route_confidence", "Probability of the class that was chosen", SHARES)

@@ -78,7 +78,7 @@ def test_a_server_that_nobody_answers_at_is_tried_once_a_pause_and_used_when_it_
 
 
 def test_requests_that_fail_together_make_no_pause_longer() -> None:
-    """Each connection that broke with the others doubled it: half a minute for a server that was back after a second."""
+    """Each connection that broke with the others doubled it: half a minute for one that was back after a second."""
 
     async def all_of_it() -> None:
         broken = asyncio.Event()
