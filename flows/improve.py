@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from errors import (
     TrainingMemoryError,
 )
 from flows.code_version import code_version
-from flows.order import STAGES, check_name, stages
+from flows.order import STAGES, Done, check_name, stages
 from flows.runs.left_running import left_runs_ended, shown_as
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
@@ -87,6 +88,10 @@ class ImproveParameters(Part):
 
 
 NO_SETTINGS = {"fresh", "dry_run"}
+# Seconds that a round waits, one after another, for a database or MLflow that is away. A stage's own tries take twelve
+# seconds, and what the order reads between stages has none; a restart or a move of PostgreSQL takes minutes. None is so
+# long that a round stands still for two minutes after the store is back.
+PATIENCE = (15, 30, 60, 60, 60, 60)
 # How Prefect ends a run that a person suspends or cancels in its UI, or whose worker is stopped.
 SIGNALS = (Pause, Abort, TerminationSignal)
 
@@ -243,13 +248,27 @@ def play_round(settings: Settings, fresh: bool, deaths: dict[str, str] | None = 
         if plan.trains:
             logger.info("memory: %s", memory_text(settings, context.target))
         tell_start(context, deaths)
-        for _ in stages(context):
+        for _ in outlasting(context):
             pass
         written = context.result(ReportResult)
         context.store.finish_round(context.round.id, RoundState.DONE, written.reason, peak_gib())
         promoted = context.result(GateResult).promoted
         page = settings.folder / written.page  # earlier versions stored an absolute path, which this leaves as it is
         return RoundOutcome(round=context.round.id, report=str(page), promoted=promoted, reason=written.reason)
+
+
+def outlasting(context: Context, last: str = STAGES[-1]) -> Iterator[Done]:
+    """Each stage up to `last`, as it is done. Where a store is away, the round waits (`PATIENCE`) and goes on from what
+    is stored, so a stage may be given twice. Raises the store's error when it stays away."""
+    for wait in (*PATIENCE, None):
+        try:
+            yield from stages(context, last)
+            return
+        except StoreError as away:
+            if not away.transient or wait is None:
+                raise
+            logger.warning("%s; round %d waits %d s for it, then goes on", away, context.round.number, wait)
+            time.sleep(wait)
 
 
 @flow(name="stage", flow_run_name=run_name)
@@ -264,7 +283,7 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     if first or STAGES.index(stage) >= STAGES.index(train.name):
         check_machine(settings)
     with opened(settings, params.fresh) as context:
-        results = dict(stages(context, stage)).get(stage, {})
+        results = dict(outlasting(context, stage)).get(stage, {})
         if stage == STAGES[-1]:
             _leave(context, RoundState.DONE, context.result(ReportResult).reason)
         else:

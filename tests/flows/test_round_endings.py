@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from errors import (
     SandboxError,
     ServersBusy,
     StageHeld,
+    StoreError,
     TrainingError,
 )
 from models.providers.litellm_client import CallFailed
@@ -172,3 +175,52 @@ def test_a_process_that_holds_no_stage_lives_while_it_says_so(
             connection.execute(text(f"UPDATE stages SET lease_until = '2020-01-01' WHERE name LIKE '{PROCESS}%'"))
         with flow.opened(settings, fresh=False) as next_one:
             assert next_one.left
+
+
+class AwayAtFirst:
+    """Stands for the order of stages: the store is away the first few times that it is asked."""
+
+    def __init__(self, times: int, problem: StoreError) -> None:
+        self.left, self.problem = times, problem
+
+    def __call__(self, context: object, last: str) -> Iterator[tuple[str, dict[str, str]]]:
+        yield "rollout", {"": "done"}
+        if self.left:
+            self.left -= 1
+            raise self.problem
+        yield last, {"": "done"}
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds: list[float] = []
+    monkeypatch.setattr(flow.time, "sleep", seconds.append)
+    return seconds
+
+
+def gone(transient: bool) -> StoreError:
+    problem = StoreError("database 'postgresql://store' does not answer")
+    problem.transient = transient
+    return problem
+
+
+CONTEXT: Any = SimpleNamespace(round=SimpleNamespace(number=3))
+
+
+def test_a_round_outlasts_a_store_that_is_away_between_two_stages(
+    monkeypatch: pytest.MonkeyPatch, waited: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flow, "stages", AwayAtFirst(2, gone(transient=True)))
+    assert dict(flow.outlasting(CONTEXT, "gate")) == {"rollout": {"": "done"}, "gate": {"": "done"}}
+    assert waited == [15, 30]
+    assert "does not answer; round 3 waits 15 s for it, then goes on" in caplog.text
+
+
+@pytest.mark.parametrize(("transient", "waits"), [(True, list(flow.PATIENCE)), (False, [])])
+def test_a_store_that_stays_away_or_holds_what_cannot_be_ends_the_round(
+    monkeypatch: pytest.MonkeyPatch, waited: list[float], transient: bool, waits: list[float]
+) -> None:
+    monkeypatch.setattr(flow, "stages", AwayAtFirst(99, gone(transient)))
+    with pytest.raises(StoreError, match="does not answer"):
+        list(flow.outlasting(CONTEXT, "gate"))
+    assert waited == waits
