@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, update
 
-from db.engine import database_time
+from db.engine import database_time, lock_writers
 from db.ledger import Door
 from db.rows.contract import row_from
 from db.rows.shards import ShardRow
@@ -34,6 +34,7 @@ class Shards:
     def owe(self, part: str, works: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
         """Add shards to a part: of each the number of its episodes, and what a worker has to know."""
         with self._write() as connection:
+            lock_writers(connection)  # another process may owe the same part, and take the same numbers
             newest = select(func.coalesce(func.max(_SHARDS.c.number), -1)).where(_SHARDS.c.part == part)
             first = connection.execute(newest).scalar_one() + 1
             now = database_time(connection)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 from db import Round, Shards, ShardState, Store, open_store
+from db.engine import database_time
+from db.rows.shards import ShardRow
 
 
 @pytest.fixture
@@ -144,3 +148,21 @@ def test_a_lease_that_is_prolonged_in_the_last_moment_holds(postgres_url: str) -
         assert prolonged == [1]
         (held,) = shards.open()
         assert (held.owner, held.attempt) == ("late", 1)
+
+
+def test_two_processes_that_owe_one_part_at_once_take_numbers_of_their_own(
+    shards: Shards, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def moment(connection: Connection) -> datetime:
+        with suppress(threading.BrokenBarrierError):  # one of them waits for the other's transaction, as it should
+            both.wait(timeout=0.3)
+        return database_time(connection)
+
+    monkeypatch.setattr("db.shards.database_time", moment)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda name: shards.owe("rollout", [(1, {"ids": [name]})]), ["d", "e"]))
+    found = {row.number: row.work["ids"] for row in store.rows(ShardRow, part="rollout")}
+    assert sorted(found) == [0, 1, 2, 3]
+    assert sorted([found[2], found[3]]) == [["d"], ["e"]]
