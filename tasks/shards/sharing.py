@@ -61,8 +61,13 @@ class SharedPlay:
         title = what or ground.purpose
         try:
             self._alone(engine, part, title, run) if self._cluster is None else self._out(engine, part, title, run)
-        finally:
-            self.shards.withdraw(part)
+        except BaseException:
+            try:
+                self.shards.withdraw(part)
+            except StoreError as away:  # what ended the work is worth more; whoever takes the stage next plays the part
+                logger.warning("%s", away)
+            raise
+        self.shards.withdraw(part)
         if not run.stopped and (left := self._unplayed(owed)):
             # A process that had this stage before, and ended only now, has withdrawn the part.
             logger.warning("%d episodes of %s were withdrawn by another process, and are played here", len(left), title)

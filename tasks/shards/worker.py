@@ -80,7 +80,10 @@ class _Claims:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._beats.join()
-        self.shards.give_back(self.owner)
+        try:
+            self.shards.give_back(self.owner)
+        except StoreError as away:  # what ended the work is worth more; the lease decides
+            logger.warning("%s", away)
 
     def claim(self) -> Work | None:
         """The next shard's work, without the episodes that are stored; None when nothing is free."""
