@@ -11,6 +11,7 @@ from functools import partial
 
 from environments.contract import SPLITS, Environment, Target, TargetTask, content_hash
 from environments.picking import spread
+from environments.targets.third_party.adapter import model_of_user
 from environments.task_ids import given
 from environments.validation.distinct import said
 from environments.validation.playing import FAULTS, OUTSIDE, oracle_policy, play
@@ -25,7 +26,8 @@ def not_apart(target: Target, scenarios: Sequence[TargetTask]) -> list[str]:
 
     Two tasks are the same where the target says so (`Drawable.content`), else where family and payload are equal, and
     where an agent meets the same: payloads may hold what no episode shows, a seed above all. Payloads are not compared
-    where they do not tell the tasks of one split apart: these may differ in their seed.
+    where they do not tell the tasks of one split apart: these may differ in their seed. Nothing is played where a model
+    would be paid for playing the user.
     """
     reasons, first = [], dict[str, TargetTask]()
     other = next((t for t in scenarios if _whole(first.setdefault(t.id, t)) != _whole(t)), None)
@@ -38,7 +40,8 @@ def not_apart(target: Target, scenarios: Sequence[TargetTask]) -> list[str]:
     ids = {task.id for tasks in held for task in tasks}
     known = {one for contents in _contents(target, DECIDING).values() for one in contents}
     repeating = [task for task in scenarios if task.id in ids or same(task) in known]
-    if not repeating and not hasattr(target, "content"):
+    paid = model_of_user(str(getattr(target, "user", "")))  # a model that plays the user would be asked for each
+    if not repeating and not paid and not hasattr(target, "content"):
         repeating = met_alike(target.environment, [task for tasks in held for task in tasks], scenarios)
     if repeating:
         reasons.append(

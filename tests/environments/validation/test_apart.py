@@ -73,6 +73,16 @@ def test_a_generator_whose_payloads_hold_a_seed_may_give_no_task_of_the_test_spl
     assert "are tasks of validation or test, e.g. 'fresh-" in reason
 
 
+def test_nothing_is_played_where_a_model_would_be_paid_for_it() -> None:
+    class Paid(Numbers):
+        user = "litellm:some/model"
+
+        def environment(self) -> Word:
+            raise AssertionError("the user's model is asked")
+
+    assert not_apart(Paid(abs), [TargetTask("fresh", "generated", "say", 1, {"n": 290, "seed": 1})]) == []
+
+
 def test_what_is_asked_alike_and_comes_to_something_else_is_another_task() -> None:
     class Blind(Word):
         """The word has to be looked up."""
