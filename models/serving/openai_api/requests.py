@@ -311,15 +311,17 @@ def _number(body: Mapping[str, Any], name: str, low: float, high: float, whole: 
 
 
 def refuse_unsupported(asked: ChatRequest) -> None:
-    """Raises `ApiError` for what this process cannot do; a server behind the gateway decides for itself."""
+    """Raises `ApiError` for what cannot be done where the gateway renders the prompt and reads the answer, whoever
+    samples it; a server that gets the request as it came decides for itself."""
+    here = "where the gateway renders the prompt"
     for name, nothing in REFUSED.items():
         if asked.body.get(name) not in nothing:
-            raise ApiError(400, f"{name} is not supported by the model in this process; leave it out", param=name)
+            raise ApiError(400, f"{name} is not supported {here}; leave it out", param=name)
     if asked.body.get("tool_choice") not in (None, "auto", "none"):
-        raise ApiError(400, "tool_choice can be auto or none for the model in this process", param="tool_choice")
+        raise ApiError(400, f"tool_choice can be auto or none {here}", param="tool_choice")
     kind = asked.body.get("response_format")
     if kind is not None and not (isinstance(kind, dict) and kind.get("type") in (None, "text")):
-        raise ApiError(400, "response_format can be text only for the model in this process", param="response_format")
+        raise ApiError(400, f"response_format can be text only {here}", param="response_format")
 
 
 def text_of(content: Any, where: str) -> str:

@@ -138,7 +138,7 @@ def test_a_model_without_tool_calling_is_refused_before_work() -> None:
 
 
 def test_a_server_that_forces_no_calls_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    refusal = failed(400, "tool_choice can be auto or none for the model in this process")
+    refusal = failed(400, "tool_choice can be auto or none where the gateway renders the prompt")
     with ScriptedAnalyst(lambda n, r: refusal if r.get("tool_choice") == "required" else says("ping")) as server:
         policy = chat(settings(server))
         policy.check()

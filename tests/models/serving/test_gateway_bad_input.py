@@ -130,7 +130,7 @@ def test_what_a_client_asks_for_in_vain_is_refused_by_name_where_prompts_are_ren
         ("stop_token_ids", [7], []),
         ("min_tokens", 5, 0),
     ):
-        with pytest.raises(ApiError, match=f"^{name} is not supported") as refused:
+        with pytest.raises(ApiError, match=f"^{name} is not supported where the gateway renders") as refused:
             refuse_unsupported(parse_chat({**body, name: asked}))
         assert (refused.value.status, refused.value.param) == (400, name)
         refuse_unsupported(parse_chat({**body, name: nothing}))
