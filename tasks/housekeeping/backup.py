@@ -18,7 +18,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -33,6 +33,7 @@ from models.adapters.addresses import REVISION_TABLE
 from models.adapters.registry import without_password
 from settings import Settings
 from tasks.housekeeping.manifest import FORMAT, MANIFEST, REGISTRY, STORE, Manifest, Member
+from tasks.housekeeping.unfinished import unfinished
 from tasks.round.registry import ARTIFACTS
 
 # Folders with copies of what is in the registry.
@@ -40,10 +41,12 @@ FILLED_AGAIN = {"served", "adapters"}
 _BLOCK = 1 << 20
 _IN_MEMORY = 64 << 20  # bytes of a file that is looked at twice
 _TRIES, _PAUSE_SECONDS = 5, 0.2
+_PART = "archive"  # its name until it is whole
 
 
 def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
-    """Write a backup of the settings' home to `file`, which appears whole or not at all.
+    """Write a backup of the settings' home to `file`, which appears whole or not at all. What backups that were killed
+    have left beside it is removed first.
 
     Raises `ConfigurationError` for a home that is not there, is not in SQLite files, or a `file` that exists or lies in
     the home; `StoreError` for a damaged database and a full disk.
@@ -56,13 +59,13 @@ def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
         raise ConfigurationError(f"{file} exists; give another name, so that an earlier backup is not lost")
     if file.is_relative_to(settings.folder):
         raise ConfigurationError(f"{file} lies in the home, and would be lost with it; give a file elsewhere")
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-") as scratch:
-            part.touch(mode=0o600, exist_ok=False)  # it holds users' conversations
+        with unfinished(file.parent, "backup") as scratch:
+            part = scratch / _PART
+            part.touch(mode=0o600)  # it holds users' conversations
             with ZipFile(part, "w", ZIP_DEFLATED, compresslevel=1) as archive:
-                manifest = _write(archive, settings, (store, registry), Path(scratch), code_version)
+                manifest = _write(archive, settings, (store, registry), scratch, code_version)
             with part.open("rb") as written:
                 os.fsync(written.fileno())
             part.rename(file)
@@ -73,9 +76,6 @@ def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
             f"the backup {file} cannot be written ({problem.strerror or problem}); free space there or give another "
             "file; nothing was left behind, and the home is as it was"
         ) from problem
-    finally:
-        with suppress(OSError):  # where it could not be made, it cannot be removed either
-            part.unlink(missing_ok=True)
     return manifest
 
 

@@ -1,8 +1,8 @@
 """A home put back from a backup, in any folder of any machine.
 
 Everything is made and checked beside the folder first, which then appears by one rename: a restore that fails leaves
-nothing. Absolute addresses (MLflow's of its artifacts, and a store's of report pages, of earlier versions) are changed
-to the new folder.
+nothing, and what one that was killed has left goes with the next one there. Absolute addresses (MLflow's of its
+artifacts, and a store's of report pages, of earlier versions) are changed to the new folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import sqlite3
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -27,6 +26,7 @@ from errors import ConfigurationError, StoreError, TraceError
 from models.adapters.addresses import move_addresses
 from settings import Settings
 from tasks.housekeeping.manifest import MANIFEST, REGISTRY, STORE, Manifest, Member, read_manifest
+from tasks.housekeeping.unfinished import unfinished
 from tasks.round.registry import ARTIFACTS
 
 _BLOCK = 1 << 20
@@ -49,8 +49,8 @@ def restore_backup(file: Path, settings: Settings) -> Manifest:
         _check_space(manifest, home)
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=home.parent, prefix=".restore-") as scratch:
-                made = Path(scratch) / "home"
+            with unfinished(home.parent, "restore") as scratch:
+                made = scratch / "home"
                 made.mkdir()
                 for name, member in manifest.members.items():
                     _put(archive, name, member, made / name)
