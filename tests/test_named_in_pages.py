@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import functools
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from typer.main import get_command
 
 from flows.cli.main import app
+from flows.services import SECONDS_TO_END, SECONDS_TO_STOP
 from settings import setting_names
 
 ROOT = Path(__file__).parents[1]
@@ -92,6 +94,32 @@ def test_every_command_that_a_message_names_has_its_options() -> None:
     found = [(p.name, c, rest) for p in files for c, rest in QUOTED.findall(p.read_text(encoding="utf-8"))]
     assert len(found) > 50
     assert [(file, wrong) for file, name, rest in found if (wrong := unknown(name, rest))] == []
+
+
+def options(name: str, command: Any) -> list[tuple[str, list[str]]]:
+    """The options of a command and of those below it, each with all its names. What is hidden is nobody's to use."""
+    if command.hidden:
+        return []
+    given = [[o for o in (*p.opts, *p.secondary_opts) if o.startswith("--")] for p in command.params]
+    below = [found for n, c in getattr(command, "commands", {}).items() for found in options(f"{name} {n}", c)]
+    return [*((name, names) for names in given if names), *below]
+
+
+def test_every_option_of_every_command_stands_in_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    written = {option for page in pages for option in OPTION.findall(page.read_text(encoding="utf-8"))}
+    found = options("trace-agent", get_command(app))
+    assert ("trace-agent environments play", ["--level"]) in found
+    assert len(found) > 100
+    assert [(command, names) for command, names in found if written.isdisjoint(names)] == []
+
+
+def test_systemd_waits_until_up_has_stopped_its_services() -> None:
+    page = (ROOT / "docs" / "9-unattended.md").read_text(encoding="utf-8")
+    (unit,) = re.findall(r"^```ini\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    read = configparser.ConfigParser(interpolation=None)
+    read.read_string(unit)
+    assert int(read["Service"]["TimeoutStopSec"]) > SECONDS_TO_STOP + SECONDS_TO_END
 
 
 def test_every_setting_that_a_page_names_exists() -> None:
