@@ -36,7 +36,8 @@ def watch(
     base_model: Annotated[str | None, typer.Option(help="The model that rounds train.")] = None,
     home: Home = None,
 ) -> None:
-    """Compare what is live with what it replaced, once: fresh tasks and feedback. Exit 1 after a significant fall."""
+    """Compare what is live with what it replaced, once: fresh tasks and feedback. Exit 1 after a significant fall, or
+    one that cannot be excluded."""
     from db import open_stored
     from settings import load_settings
     from tasks.operations.watch import watch_release, watch_text
@@ -49,7 +50,7 @@ def watch(
     preflight(settings)
     watched = watch_release(settings)
     typer.echo(watch_text(watched))
-    if watched.falls:
+    if watched.falls or watched.losses:
         raise typer.Exit(1)
 
 

@@ -27,14 +27,15 @@ from db import DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from environments.picking import spread
-from errors import AdapterError, ConfigurationError, StoreError, TargetError
+from errors import AdapterError, ConfigurationError, EpisodesLost, StoreError, TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
 from models.router.router import ASKED
 from settings import Settings
 from tasks.measuring.comparison import compare
 from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
-from tasks.measuring.gate_plan import alpha_at, p_phrase
+from tasks.measuring.falls import judge_lost
+from tasks.measuring.gate_plan import GateRules, alpha_at, p_phrase
 from tasks.measuring.outcomes import outcomes_of
 from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
 from tasks.releases.lifecycle import live_release, rollback
@@ -51,7 +52,8 @@ BASE = "the bare base"
 @dataclass(frozen=True)
 class Fall:
     """The live release against another side: `points` of difference in success (below 0: a fall) and its p-value, on
-    `seen` tasks or conversations. `significant` at the day's level."""
+    `seen` tasks or conversations. `significant` at the day's level. `unclear`: the live release lost so many more tasks
+    to errors that a fall cannot be excluded, for they may be the ones that it fails."""
 
     against: str
     what: str
@@ -59,6 +61,7 @@ class Fall:
     p: float
     seen: str
     significant: bool = False
+    unclear: bool = False
 
     def text(self) -> str:
         """The comparison as people read it."""
@@ -79,6 +82,11 @@ class Watched:
     def falls(self) -> list[Fall]:
         """What is significantly worse."""
         return [c for c in self.comparisons if c.significant]
+
+    @property
+    def losses(self) -> list[Fall]:
+        """What says nothing of a fall, for want of episodes of the live release."""
+        return [c for c in self.comparisons if c.unclear]
 
 
 class FreshTasks:
@@ -127,10 +135,12 @@ def watch_text(watched: Watched) -> str:
     head = f"**release {watched.release} of {watched.target}**" if watched.release else f"**{watched.target}**"
     if watched.reason:
         return f"{head}: {watched.reason}"
-    lines = [f"- {'significantly worse: ' if c.significant else ''}{c.text()}" for c in watched.comparisons]
+    marks = {c: "significantly worse: " if c.significant else "unclear: " for c in [*watched.falls, *watched.losses]}
+    lines = [f"- {marks.get(c, '')}{c.text()}" for c in watched.comparisons]
     if watched.rolled_back:
         lines.append(f"- rolled back: {watched.rolled_back} answers again")
-    return "\n".join([f"{head}: {'it has fallen' if watched.falls else 'no significant fall'}", "", *lines])
+    found = "a fall cannot be excluded" if watched.losses else "no significant fall"
+    return "\n".join([f"{head}: {'it has fallen' if watched.falls else found}", "", *lines])
 
 
 def level_of(settings: Settings, live: ReleaseRow, now: datetime) -> float:
@@ -172,7 +182,7 @@ def _on_tasks(
     sides = {"live": f"release@{live.number}", BASE: f"local:{settings.base_model}"}
     if parent is not None:
         sides[f"release {parent.number}"] = f"release@{parent.number}"
-    played = {}
+    played, lost = {}, {}
     for side, name in sides.items():
         loaded = load_policy(parse_policy(name), PolicyOptions(), settings, watched, client)
         try:
@@ -180,12 +190,22 @@ def _on_tasks(
         finally:
             loaded.close()
         played[side] = outcomes_of(store, run.id, settings.target)
+        lost[side] = len(run.ids) - len(store.stored_ids(run.ids))
     found = []
     for side in sides:
         if side == "live":
             continue
-        d = compare(played[side], played["live"]).difference
-        found.append(Fall(side, "fresh tasks", d.points, d.p, f"{d.tasks} fresh tasks"))
+        d, mine, theirs = compare(played[side], played["live"]).difference, lost["live"], lost[side]
+        unclear = judge_lost("", (theirs, mine), len(spec.tasks), GateRules(margin=settings.evaluation.margin)).blocks
+        seen = f"{d.tasks} fresh tasks"
+        seen += f", without {mine} lost to errors ({side}: {theirs})" if mine or theirs else ""
+        if not unclear and 2 * max(mine, theirs) > len(spec.tasks):
+            most = side if theirs > mine else "the live release"
+            raise EpisodesLost(
+                f"{max(mine, theirs)} of {len(spec.tasks)} fresh tasks were lost to errors with {most}, and the others "
+                "say too little; see what they were lost to (docs/2-database.md, question 3), then watch again"
+            )
+        found.append(Fall(side, "fresh tasks", d.points, d.p, seen, unclear=unclear))
     return found
 
 
@@ -253,8 +273,12 @@ def _follows_its_parent(store: Store, live: ReleaseRow) -> bool:
 
 
 def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -> Watched:
-    """Tell of a significant fall; roll back, where the settings want it, behind what was replaced."""
+    """Tell of a significant fall, or of one that cannot be excluded; roll back, where the settings want it, behind what
+    was replaced."""
     if not watched.falls:
+        if watched.losses:
+            said = "; ".join(f.text() for f in watched.losses)
+            _tell(settings, "fell", f"release {live.number} of {settings.target} may have fallen: {said}")
         return watched
     text = f"release {live.number} of {settings.target} has fallen: " + "; ".join(f.text() for f in watched.falls)
     parent = parent_of(store, live)

@@ -159,7 +159,7 @@ def test_a_dry_round_of_another_target_takes_no_command_over(
     monkeypatch.setattr("tasks.releases.lifecycle.rollback", lambda store, registry, name, to: about.append(name))
     monkeypatch.setattr("tasks.releases.lifecycle.heal", lambda store, registry, name: about.append(name))
     monkeypatch.setattr("tasks.round.preflight.preflight", lambda settings: about.append(settings.target))
-    monkeypatch.setattr("tasks.operations.watch.watch_release", lambda settings: SimpleNamespace(falls=False))
+    monkeypatch.setattr("tasks.operations.watch.watch_release", lambda settings: SimpleNamespace(falls=[], losses=[]))
     monkeypatch.setattr("tasks.operations.watch.watch_text", lambda watched: "")
 
     def looked_at(*words: str) -> str:

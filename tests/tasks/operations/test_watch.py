@@ -6,83 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
+from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store
 from db.rows.conversations import SEVERAL
 from environments.contract import Draw, Drawable, TargetTask
 from environments.targets.catalogue import load_target
 from errors import AdapterError, ConfigurationError, StoreError
-from models.policy import Sampling
 from models.router.router import ASKED
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
-from tasks.measuring.policy_names import LoadedPolicy
 from tasks.operations import watch as watch_file
-from tasks.operations.watch import BASE, Watched, fresh_tasks, level_of, watch_release, watch_text
-from tasks.unattended.notices import Notice
-from tests.tasks.counting_target import Counting
-
-NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
-LIVE_SINCE = NOW - timedelta(hours=30)
-
-
-class Target:
-    name, licence, data_hash, environment = "shop", "none", "data-1", Counting
-
-    def tasks(self, split: str) -> Sequence[TargetTask]:
-        return [TargetTask(f"v{n}", "validation", "even" if n % 2 else "odd", n, {"n": n}) for n in range(60)]
-
-
-def release(number: int, state: ReleaseState, parent: str | None = None, **changes: Any) -> ReleaseRow:
-    given: dict[str, Any] = {
-        "id": f"r{number}", "target": "shop", "number": number, "parent_id": parent, "base": "b",
-        "base_revision": "1", "data_hash": "data-1", "members": {}, "state": state,
-        "live_at": LIVE_SINCE - timedelta(days=10 * (2 - number)),
-    }  # fmt: skip
-    return ReleaseRow(**given | changes)
-
-
-@pytest.fixture
-def world(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A store with two releases; `plays` says which scripted policy stands for which side."""
-    said: list[Notice] = []
-    plays: dict[str, Any] = {
-        "release@2": OraclePolicy(),
-        "release@1": OraclePolicy(),
-        "local:smollm2-135m": NoopPolicy(),
-    }
-    back: list[str] = []
-    monkeypatch.setattr(watch_file, "notify", lambda settings, notice: said.append(notice))
-    monkeypatch.setattr(watch_file, "target_of", lambda *given: Target())
-    monkeypatch.setattr(
-        watch_file, "load_policy", lambda name, *given: LoadedPolicy(name, plays[name.text], Sampling(0.0, 0))
-    )
-    monkeypatch.setattr(watch_file, "open_registry", lambda *given: None)
-
-    def rollback(store: Store, registry: Any, target: str, to: int | None, expected: str) -> Any:
-        if expected != store.row(ReleaseRow, target=target, state=ReleaseState.LIVE).id:  # type: ignore[union-attr]
-            raise ConfigurationError("release 2 was live and no longer is; look at the history")
-        back.append(target if to is None else f"{target} to {to}")
-        return None if to == 0 else SimpleNamespace(number=1)
-
-    monkeypatch.setattr(watch_file, "rollback", rollback)
-
-    def watch(now: datetime = NOW, **unattended: Any) -> Watched:
-        settings = load_settings(home=settings_folder, unattended={"watch_tasks": 40} | unattended)
-        return watch_release(settings, now)
-
-    with open_store(load_settings(home=settings_folder).database_url) as store:
-        yield SimpleNamespace(store=store, said=said, plays=plays, back=back, watch=watch)
-
-
-def both(world: Any, **changes: Any) -> None:
-    """Release 2 in place of release 1."""
-    replaced = release(1, ReleaseState.RETIRED, ended_at=LIVE_SINCE)
-    world.store.put([replaced, release(2, ReleaseState.LIVE, "r1", **changes)])
+from tasks.operations.watch import BASE, fresh_tasks, level_of, watch_text
+from tests.tasks.operations.watched_homes import LIVE_SINCE, NOW, Target, both, release
 
 
 def test_without_a_release_there_is_nothing_to_watch(world: Any) -> None:

@@ -1,0 +1,63 @@
+"""Episodes of the watch that were lost to errors: they may be the ones that the live release fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from environments.contract import Action, Environment, Message
+from errors import EpisodesLost, PolicyError
+from models.policy import PolicyIdentity
+from models.scripted import OraclePolicy
+from tasks.operations.watch import watch_text
+from tests.tasks.operations.watched_homes import both
+
+
+class Losing(OraclePolicy):
+    """What stands for an adapter that breaks down on some tasks: a policy that fails on so many of them."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def identity(self, adapter: str | None = None) -> PolicyIdentity:
+        return PolicyIdentity("losing", "1")
+
+    def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+        if self.left:
+            self.left -= 1
+            raise PolicyError("the adapter overflows")
+        return super().act(environment, messages, seed)
+
+
+def test_what_the_release_lost_to_errors_may_be_a_fall_and_is_told(world: Any) -> None:
+    """The tasks that are left say nothing of those: the day would look well."""
+    both(world)
+    world.plays["release@2"] = Losing(15)
+    found = world.watch(roll_back=True)
+    assert (found.falls, world.back) == ([], [])
+    said = "+0.0 points against release 1 on 25 fresh tasks, without 15 lost to errors (release 1: 0)"
+    assert said in watch_text(found)
+    assert "a fall cannot be excluded" in watch_text(found)
+    (notice,) = world.said
+    assert notice.kind == "fell"
+    assert notice.text.startswith("release 2 of shop may have fallen: ")
+    assert said in notice.text
+    world.said.clear()
+    assert "no significant fall" in watch_text(world.watch()), "what was lost is played again, and won"
+    assert world.said == []
+
+
+def test_one_lost_episode_is_no_news(world: Any) -> None:
+    both(world)
+    world.plays["release@2"] = Losing(1)
+    assert "39 fresh tasks, without 1 lost to errors" in watch_text(found := world.watch())
+    assert (found.losses, world.said) == ([], [])
+
+
+def test_a_day_that_nobody_could_play_is_no_good_one(world: Any) -> None:
+    both(world)
+    world.plays.update({name: Losing(25) for name in ("release@2", "release@1", "local:smollm2-135m")})
+    with pytest.raises(EpisodesLost, match="25 of 40 fresh tasks were lost to errors with the live release"):
+        world.watch()
