@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +101,7 @@ def test_a_schedule_leaves_the_deployment_of_the_work_pool_alone(monkeypatch: py
     """Prefect finds a deployment by flow and name: another one of the same name would be taken over, then paused."""
     served: list[tuple[Any, dict[str, Any]]] = []
     monkeypatch.setattr(schedule_file, "serve", lambda made, **given: served.append((made, given)))
+    monkeypatch.setattr(schedule_file, "_asked", lambda: None)
     schedule_file.serve_schedule("0 3 * * *", "shop", "smoke")
     ((made, given),) = served
     assert made.flow_name == "improve"
@@ -108,6 +109,44 @@ def test_a_schedule_leaves_the_deployment_of_the_work_pool_alone(monkeypatch: py
     assert [f"prefect.tag.{tag}" for tag in made.tags] == [TAG]
     assert given["limit"] == 1
     assert given["heartbeat_seconds"] < SILENT.total_seconds() / 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "paused", "served"),
+    [
+        ((5, 5, 0), False, False),  # it asks again: another one is at work
+        ((5, 5, 5), False, True),  # it was killed, and asks no more
+        ((90,), False, True),
+        ((5, 0), True, True),  # it was stopped
+        ((), False, True),  # there was none so far
+    ],
+)
+def test_a_schedule_does_not_take_the_place_of_another(
+    monkeypatch: pytest.MonkeyPatch, asked: tuple[int, ...], paused: bool, served: bool
+) -> None:
+    """One deployment is one target and one time, and Prefect pauses it for both when one of them stops."""
+    now, done = schedule_file.utc_now(), []
+    moments = iter([now - timedelta(seconds=ago) for ago in asked])
+
+    class Asked(Server):
+        def read_deployment_by_name(self, name: str) -> Any:
+            assert name == "improve/schedule"
+            if not asked:
+                raise ObjectNotFound(Exception())
+            last.append(next(moments, last[-1]) if last else next(moments))
+            return SimpleNamespace(paused=paused, last_polled=last[-1])
+
+    last: list[Any] = []
+    monkeypatch.setattr(schedule_file, "get_client", lambda **_: Asked())
+    monkeypatch.setattr(schedule_file, "SILENT", timedelta(seconds=5.3))
+    monkeypatch.setattr(schedule_file, "ASKED_EVERY", 0.1)
+    monkeypatch.setattr(schedule_file, "serve", lambda *made, **given: done.append(made))
+    if served:
+        schedule_file.serve_schedule("0 3 * * *", "shop", "smoke")
+    else:
+        with pytest.raises(ConfigurationError, match="another 'trace-agent schedule' serves improve/schedule"):
+            schedule_file.serve_schedule("0 3 * * *", "shop", "smoke")
+    assert len(done) == served
 
 
 def test_every_missed_run_is_let_go_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
