@@ -53,7 +53,7 @@ def database(settings: Settings) -> Finding:
     file = sqlite_file(settings.database_url)
     if file is not None:
         if not file.is_file():
-            return well("database", f"{file} is made by the first round")
+            return _gone(settings, file) or well("database", f"{file} is made by the first round")
         if wrong := of_sqlite("database", file):
             return wrong
     engines = make_engines(url)
@@ -73,6 +73,15 @@ def database(settings: Settings) -> Finding:
         )
     said = f"{show(url)} has schema {revision or 'none'}, this program's is {HEAD}"
     return warning("database", said, "'trace-agent backup' first, then 'trace-agent db upgrade'")
+
+
+def _gone(settings: Settings, file: Path) -> Finding | None:
+    """The fault of a home whose rounds have left their reports, and whose database is not there."""
+    reports = sorted(settings.folder.glob("*/report.html"))
+    if not reports:
+        return None
+    said = f"{file} is not there, and {reports[0].parent.name} has a report: the next round would begin from nothing"
+    return fault("database", said, "correct TRACE_DATABASE if it names another one, or restore a backup")
 
 
 def clock(store: Store, server: bool) -> Finding:
