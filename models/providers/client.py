@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import replace
 
@@ -27,11 +28,14 @@ class ModelClient:
     """Calls language models within `cap` (none by default) and stores in `log`, if there is one, what each call cost.
 
     Safe to use from any thread, also from inside an event loop. Its thread starts with the first call. `closed` tells
-    those who would try a call again that nobody waits for it any more.
+    those who would try a call again that nobody waits for it any more. `before` is called before each call, and may
+    refuse it by an error of its own.
     """
 
-    def __init__(self, cap: SpendingCap | None = None, log: SpendLog | None = None) -> None:
-        self.cap, self.log = cap or SpendingCap(), log
+    def __init__(
+        self, cap: SpendingCap | None = None, log: SpendLog | None = None, before: Callable[[], object] = bool
+    ) -> None:
+        self.cap, self.log, self._before = cap or SpendingCap(), log, before
         self.closed = threading.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -44,6 +48,7 @@ class ModelClient:
         `ConfigurationError` for a missing key. A call that failed counts as a call and costs nothing; a reply of which
         the server tells no tokens costs the upper estimate of its text and of the prompt.
         """
+        self._before()
         most, cost, began = most_prompt_tokens(call.messages, call.tools), Spent(calls=1), 0.0
         try:
             with self.cap.call(call.model, most, call.max_tokens or UNLIMITED_TOKENS, call.price) as charge:

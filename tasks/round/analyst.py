@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from db import Store
@@ -55,12 +56,14 @@ def analyst_prices(settings: Settings) -> tuple[float, float]:
     return a.price or price_of(a.model) or (0.0, 0.0)
 
 
-def round_client(settings: Settings, store: Store, round_id: str | None) -> ModelClient:
+def round_client(
+    settings: Settings, store: Store, round_id: str | None, before: Callable[[], object] = bool
+) -> ModelClient:
     """The client of a round: the caps of `analyst` hold for all of its calls, what the round spent before and spends in
     other processes is counted, and each call is stored in `spend`. Without a round it counts and stores what is spent
-    outside of one."""
+    outside of one. `before` is called before each call."""
     log = StoredSpend(store, round_id)
-    return ModelClient(SpendingCap(analyst_settings(settings).limits, None, OF_ROUND, log.elsewhere), log)
+    return ModelClient(SpendingCap(analyst_settings(settings).limits, None, OF_ROUND, log.elsewhere), log, before)
 
 
 def target_of(settings: Settings, store: Store, client: ModelClient) -> Target:

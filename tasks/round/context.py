@@ -282,8 +282,9 @@ class Context:
 
     @property
     def client(self) -> ModelClient:
-        """The round's one client of language models: analyst, author and simulated users share its spending cap."""
-        return self.keep("client", lambda: round_client(self.settings, self.store, self.round.id))
+        """The round's one client of language models: analyst, author and simulated users share its spending cap, and
+        are held to the round's limits, however long a stage asks and plays nothing."""
+        return self.keep("client", lambda: round_client(self.settings, self.store, self.round.id, self.limits.look))
 
     def spent(self) -> dict[str, float]:
         """Calls, tokens, dollars and seconds that the round's language models have cost, simulated users included."""

@@ -1,7 +1,7 @@
 """The most that a round may take: episodes, tokens, hours at work, GiB of its own files (`limits` in the settings).
 
-A limit is held before episodes are played, after each batch of them that was stored, and between training steps: what
-is stopped was stored, and the same command with a larger limit goes on from there.
+A limit is held before episodes are played, after each batch of them that was stored, between training steps, and before
+a language model is asked: what is stopped was stored, and the same command with a larger limit goes on from there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from errors import LimitReached
 from settings_parts import LimitSettings
 from tasks.unattended.sizes import size_of
 
-# Between two looks during play: a count of a hundred thousand rows takes a tenth of a second.
+# Between two looks during play, and while a language model is asked: a count of a hundred thousand rows takes a tenth
+# of a second.
 EVERY_SECONDS = 10.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ import pytest
 import flows.improve as flow
 from db import Round, RoundState, StageRow, StageState, Store, open_store
 from errors import LimitReached
+from models.providers.litellm_client import Completion, ModelCall
 from models.scripted import NoopPolicy
 from settings import Settings, load_settings
+from tasks.round.context import Context
 from tasks.round.rollouts import episodes_for
 from tasks.unattended.limits import RoundLimits, at_work
 from tests.db.store_examples import trajectory
@@ -154,3 +157,26 @@ def test_a_round_whose_time_is_over_does_not_begin_to_work(settings_folder: Path
     settings = load_settings(profile="smoke", home=settings_folder / "home", limits={"hours": 1e-9})
     with pytest.raises(LimitReached, match="at work"), flow.opened(settings, fresh=False):
         pytest.fail("it was opened for work")
+
+
+def test_a_language_model_is_asked_nothing_beyond_a_limit(
+    store: Store, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labelling asks for hours, and plays nothing meanwhile."""
+    asked: list[ModelCall] = []
+
+    async def answered(call: ModelCall) -> Completion:
+        asked.append(call)
+        return Completion("yes", finish="stop", prompt_tokens=900, sampled_tokens=100)
+
+    monkeypatch.setattr("models.providers.client.send", answered)
+    monkeypatch.setattr("tasks.unattended.limits.EVERY_SECONDS", 0.0)
+    call = ModelCall("label", "a/model", [{"role": "user", "content": "lacking?"}])
+    opened = store.start_round("shop", "data", 0, "smoke", {})
+    context = Context(load_settings(limits={"tokens": 1500}), store, opened)
+    with closing(context.client):
+        context.client.complete(call)
+        context.client.complete(call)
+        with pytest.raises(LimitReached, match=r"limits\.tokens = 1500: 2000 tokens are used"):
+            context.client.complete(call)
+    assert len(asked) == 2
