@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 
 import pytest
 
-from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, p_phrase, rules_sha256, settling_episodes
+from tasks.measuring.gate_plan import (
+    NOOP_TASKS,
+    GatePlan,
+    GateRules,
+    Look,
+    alpha_at,
+    noop_tasks,
+    p_phrase,
+    rules_sha256,
+    settling_episodes,
+)
 
 PLAN = GatePlan(GateRules(), {"b": ("y", "x"), "a": ()}, ("t2", "t1"), trials=8, look=2)
 
@@ -45,10 +56,32 @@ def test_equal_plans_have_one_digest_and_every_part_decides_it():
     assert rules_sha256(GateRules()) == rules_sha256(PLAN.as_json()["rules"]) != rules_sha256(GateRules(alpha=0.1))
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"alpha": 1.0}, {"fall_confidence": 90.0}, {"margin": -1.0}])
+def test_a_plan_has_the_digest_that_an_earlier_version_stored():
+    """A round that goes on with another one is refused: canonical JSON, and nothing of further tasks without any."""
+    assert "further" not in PLAN.as_json()
+    assert GatePlan(GateRules(), {}, ("t1",), 8, further=("t3", "t2")).as_json()["further"] == ["t2", "t3"]
+    assert rules_sha256({"b": 1, "a": "\u00fc"}) == hashlib.sha256(b'{"a":"\\u00fc","b":1}').hexdigest()
+    with pytest.raises(ValueError, match="JSON"):
+        rules_sha256({"margin": math.nan})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"alpha": 0.0}, {"alpha": 1.0}, {"fall_confidence": 90.0}, {"margin": -1.0}, {"margin": 100.5},
+     {"worthwhile": -0.5}, {"worthwhile": 101.0}],
+)  # fmt: skip
 def test_rules_that_cannot_be_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         GateRules(**wrong)
+
+
+def test_rules_and_looks_at_the_edges_of_what_can_be():
+    assert GateRules(margin=0.0, worthwhile=100.0) != GateRules(margin=100.0, worthwhile=0.0)
+    assert Look(0.999).number == 1
+    for alpha in (0.0, 1.0):
+        with pytest.raises(ValueError, match=f"alpha is {alpha}"):
+            Look(alpha)
+    assert (noop_tasks(NOOP_TASKS - 1), noop_tasks(NOOP_TASKS + 1)) == (NOOP_TASKS - 1, NOOP_TASKS)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +91,8 @@ def test_rules_that_cannot_be_are_refused_by_name(wrong):
         (0.0001, 4, "p = 0.0001"),
         (0.0303, 4, "p = 0.0303"),
         (0.0303, 3, "p = 0.030"),
+        (0.00994, 3, "p = 0.0099"),
+        (0.01, 3, "p = 0.010"),
         (0.0, 3, "p < 0.0001"),
     ],
 )
