@@ -240,7 +240,8 @@ class ShiftTested(Protocol):
     kind (other words, other things, harder ones). It is only ever reported: nothing is trained or chosen on it."""
 
     def shift_test(self) -> Sequence[TargetTask]:
-        """The tasks, of all kinds from the first on, so that the first of them are a fair part."""
+        """The tasks, of all kinds from the first on, so that the first of them are a fair part. Their split is "test":
+        no budget pays for their episodes."""
         ...
 
 

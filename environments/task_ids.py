@@ -107,19 +107,20 @@ def given(target: Target, what: str, ask: Callable[[], Any]) -> Any:
         ) from problem
 
 
-def refuse_others(tasks: Sequence[Any], split: str) -> None:
+def refuse_others(tasks: Sequence[Any], split: str, place: str = "") -> None:
     """Raise TargetError for what is no list of tasks of a split, each with fields as the contract has them: no row of
-    the store is without a text as its id and as its family, and a seed."""
+    the store is without a text as its id and as its family, and a seed. `place` is what they are called, if they are
+    not the split itself."""
+    place = place or split
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
-        raise TargetError(f"the tasks of {split} are a {type(tasks).__name__}; give a list")
+        raise TargetError(f"the tasks of {place} are a {type(tasks).__name__}; give a list")
     for task in tasks:
         if not isinstance(task, TargetTask):
-            raise TargetError(f"{split} holds {task!r:.80}; give environments.contract.TargetTask")
-        _refuse_other_fields(task, split)
+            raise TargetError(f"{place} holds {task!r:.80}; give environments.contract.TargetTask")
+        _refuse_other_fields(task, place)
         if task.split != split:
             raise TargetError(
-                f"task {task.id!r} of {split} says that its split is {task.split!r}; give each task the split that was "
-                "asked for"
+                f"task {task.id!r} of {place} says that its split is {task.split!r}; give each task the split {split!r}"
             )
 
 

@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from db import DrawnTaskRow, Round, Store
-from environments.contract import Draw, Drawable, DrawsTests, HoldsBack, ShiftTested, Target, TargetTask
+from environments.contract import (
+    DRAWN_SPLITS,
+    Draw,
+    Drawable,
+    DrawsTests,
+    HoldsBack,
+    ShiftTested,
+    Target,
+    TargetTask,
+)
 from environments.picking import spread
-from environments.task_ids import given, refuse_repeats
+from environments.task_ids import given, refuse_others, refuse_repeats
 from errors import TargetError
 from tasks.targets.draws import drawn_for, refuse_unlike
 
@@ -69,17 +78,26 @@ class RoundTasks:
     def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:
         """Test and shift tasks on which methods are compared. A target that holds tasks back gives these, because its
         others were looked at when settings were chosen; one that draws tests gives this seed's own; any other gives its
-        test split, and its shift tasks where it has some."""
+        test split, and its shift tasks where it has some. Raises TargetError where one of either is of another split
+        than "test", as whose episodes no method pays for, or has the id of another task."""
+        test, shift = self._measured_on()
+        refuse_others(test, "test")
+        refuse_others(shift, "test", "the shift test")
+        fixed = {split: self.whole(split) for split in DRAWN_SPLITS if not self.draws(split)}
+        refuse_repeats({**fixed, "test": test, "the shift test": shift})
+        return list(test), list(shift)
+
+    def _measured_on(self) -> tuple[Sequence[TargetTask], Sequence[TargetTask]]:
+        """Test and shift tasks as the target gives them."""
         target = self.target
         if isinstance(target, HoldsBack):
-            return list(target.held_back_test()), list(target.held_back_shift())
+            test = given(target, "held_back_test()", target.held_back_test)
+            return test, given(target, "held_back_shift()", target.held_back_shift)
         if isinstance(target, DrawsTests):
-            test, shift = self._spread(target.drawn_test(self._draw)), list(target.drawn_shift(self._draw))
-        else:
-            test = self.played("test")
-            shift = list(target.shift_test()) if isinstance(target, ShiftTested) else []
-        refuse_repeats({"test": test, "the shift test": shift})
-        return test, shift
+            test = given(target, "drawn_test(...)", partial(target.drawn_test, self._draw))
+            return self._spread(test), given(target, "drawn_shift(...)", partial(target.drawn_shift, self._draw))
+        shift = given(target, "shift_test()", target.shift_test) if isinstance(target, ShiftTested) else []
+        return self.played("test"), shift
 
     def _spread(self, found: Sequence[TargetTask]) -> list[TargetTask]:
         return spread(list(found), self.most or len(found))

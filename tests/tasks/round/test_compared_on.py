@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from environments.contract import Draw
 from errors import TargetError
 from settings import load_settings
 from tasks.round.stage import forget, open_context
-from tests.tasks.methods.letters_target import SHIFTED, SIZE
+from tests.tasks.methods.letters_target import SHIFTED, SIZE, made
 
 
 def compared(home: Path, target: str, seed: int, tasks: int = 0) -> tuple[list[str], list[str]]:
@@ -60,12 +61,29 @@ def test_a_draw_with_ids_of_other_tasks_is_refused(
         forget(context.round.id)
 
 
-def test_a_shift_test_with_ids_of_test_tasks_is_refused(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("shift", "said"),
+    [
+        (lambda t: t.tasks("test"), "'test-low-300' is in test and in the shift test"),
+        (lambda t: [replace(x, split="test") for x in t.tasks("validation")], "is in validation and in the shift test"),
+        (lambda t: t.tasks("validation"), "'validation-low-200' of the shift test says that its split is 'validation'"),
+        # A budget would pay for it, as for what a method plays for itself.
+        (
+            lambda t: [replace(made("test", 400), split="shift")],
+            "its split is 'shift'; give each task the split 'test'",
+        ),
+        (lambda t: 1 / 0, r"shift_test\(\) of target .* fails: ZeroDivisionError"),
+        (lambda t: iter(()), "the tasks of the shift test are a "),
+    ],
+)
+def test_a_shift_test_that_would_not_be_measured_apart_is_refused(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, shift: Callable[[Any], Any], said: str
+) -> None:
     name = "tests.tasks.methods.letters_target:target"
     context = open_context(load_settings(profile="smoke", home=settings_folder, target=name))
-    monkeypatch.setattr(type(context.target), "shift_test", lambda self: list(self.tasks("test")))
+    monkeypatch.setattr(type(context.target), "shift_test", shift)
     try:
-        with pytest.raises(TargetError, match="'test-low-300' is in test and in the shift test"):
+        with pytest.raises(TargetError, match=said):
             _ = context.drawing.compared_on
     finally:
         forget(context.round.id)
