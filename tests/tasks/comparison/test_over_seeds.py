@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tasks.comparison.over_seeds import difference_over, share_over
 from tasks.measuring.statistics import clustered_interval, paired_difference
@@ -75,6 +76,52 @@ def test_of_the_same_tasks_more_seeds_do_not_tell_of_others() -> None:
     assert other.p < same.p
     shares = share_over([(tasks > 0).astype(float)] * 5, same_tasks=True)
     assert shares.high - shares.low > 1.3 * (lambda s: s.high - s.low)(share_over([(tasks > 0).astype(float)] * 5))
+
+
+def crossed(seeds: tuple[float, ...], tasks: list[float]) -> list[np.ndarray]:
+    """Differences that are an effect of the seed and one of the task, (T,) by seed."""
+    return [seed + np.array(tasks) for seed in seeds]
+
+
+def test_seeds_and_the_same_tasks_are_crossed_by_hand() -> None:
+    """Variances of the mean: 0.0100533 over three seeds (no more is seen than a seed's own, 0.03016), 0.0357143 over
+    eight tasks, together 0.0457676 with 0.0457676^2 / (0.0100533^2 / 2 + 0.0357143^2 / 7) degrees of freedom."""
+    found = difference_over(crossed((0.1, 0.1, 0.1), [-0.5, 0.5] * 4), same_tasks=True)
+    freedom, error = 9.0, 0.213934
+    assert found.high - found.mean == pytest.approx(float(stats.t.ppf(0.975, freedom)) * error, rel=1e-3)
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+    assert found.p == pytest.approx(2 * stats.t.sf(0.1 / error, freedom), rel=1e-3)
+    # Three seeds 0.16 / 3, two tasks 0.16: (0.16 / 3 + 0.16)^2 / ((0.16 / 3)^2 / 2 + 0.16^2) degrees of freedom.
+    found = difference_over(crossed((-0.3, 0.1, 0.5), [-0.4, 0.4]), same_tasks=True)
+    assert found.p == pytest.approx(2 * stats.t.sf(0.1 / (0.16 / 3 + 0.16) ** 0.5, 1.684211), rel=1e-4)
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_the_wider_of_both_intervals_is_given_and_the_larger_p() -> None:
+    """Seeds that differ by 0.3 each, tasks hardly: two degrees of freedom are worth less than nearly three."""
+    values = crossed((0.0, 0.3, 0.6), [-0.2, 0.2] * 4)
+    both, alone = difference_over(values, same_tasks=True), difference_over(values)
+    assert (both.low, both.high, both.p) == (alone.low, alone.high, alone.p)
+    assert both.low == pytest.approx(0.3 - 4.302653 * 0.3 / 3**0.5)
+    assert both.p == pytest.approx(2 * stats.t.sf(3**0.5, 2))
+
+
+def test_of_one_task_that_all_seeds_have_there_are_figures() -> None:
+    found = difference_over([np.array([0.5]), np.array([0.0]), np.array([np.nan])], same_tasks=True)
+    assert found.mean == 0.25
+    assert found.low < 0 < found.high
+    assert 0 < found.p < 1
+
+
+def test_intervals_end_where_a_share_and_a_difference_do() -> None:
+    for same_tasks in (False, True):
+        all_, none = ([np.full(4, float(v))] * 2 for v in (1, 0))
+        assert share_over(all_, same_tasks=same_tasks).high == 1.0
+        assert share_over(none, same_tasks=same_tasks).low == 0.0
+        apart = difference_over([np.full(4, -1.0), np.full(4, 1.0)], same_tasks=same_tasks)
+        assert (apart.low, apart.high) == (-1.0, 1.0)
+    half = share_over([np.array([0.0, 1.0] * 20)] * 5)
+    assert 0 < half.low < 0.5 < half.high < 1
 
 
 @pytest.mark.parametrize("seeds", [2, 5])
