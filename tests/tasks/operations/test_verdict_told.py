@@ -15,6 +15,7 @@ from settings import load_settings
 from tasks.gate import Proposal, gate
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.statistics import PairedDifference
+from tasks.methods.seed.budget import Account
 from tasks.operations import announcements
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult
@@ -97,6 +98,21 @@ def test_what_was_rolled_back_while_the_gate_ran_again_stays_so(
     assert release is not None
     assert release.state == ReleaseState.ROLLED_BACK
     assert (release.evidence["history"], release.evidence["points"]) == (history, 12.5)
+
+
+def test_nobody_is_told_of_a_release_that_only_a_comparison_of_methods_has(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its rounds, placebos and ablations among them, would announce a live release that answers nobody."""
+    said: list[Notice] = []
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: said.append(notice))
+    context.budget = Account.open(context.store, "trace", 100)
+    announcements.tell_verdict(context, 1, {"release": "promoted"}, "It is better.")
+    announcements.tell_verdict(context, 0, {}, "no capability was trained")
+    assert said == []
+    context.budget = None
+    announcements.tell_verdict(context, 1, {"release": "promoted"}, "It is better.")
+    assert [notice.text for notice in said] == ["release 1 of shop is live: It is better."]
 
 
 @pytest.mark.parametrize(
