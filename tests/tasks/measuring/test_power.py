@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import (
@@ -129,6 +130,34 @@ def test_more_tasks_are_needed_for_less():
 
 
 @pytest.mark.parametrize(
+    ("gain", "base_rate", "trials", "alpha", "tasks"),
+    [
+        (5, 0.3, 2, 0.05, 1046),
+        (14, 0.3, 8, 0.05 / 3, 146),
+        (20, 0.4, 1, 0.05, 105),
+        (50, 0.5, 3, 0.03, 17),
+        (10, 0.95, 4, 0.01, 101),
+        (100, 0.0, 8, 0.001, 12),
+    ],
+)
+def test_a_plan_of_a_gain_stays_as_large_as_it_was(gain, base_rate, trials, alpha, tasks):
+    """A round that goes on would draw other tasks than those that its plan holds."""
+    assert tasks_needed(gain, base_rate, trials, alpha) == tasks
+
+
+def test_the_detectable_effect_by_hand():
+    """What (t_{1-alpha/2} + t_power) errors and a sum's step come to, with the gain's own spread in place of the gain's
+    seen: four of 40 tasks gained all and two lost half; and where nothing changed."""
+    for seen, far, step in ((np.array([1.0] * 4 + [-0.5] * 2 + [0.0] * 34), 6 / 7, 0.5), (np.zeros(30), 1.0, 1.0)):
+        count, gain, mean = len(seen), mde_of(seen) / 100, abs(seen.mean())
+        reach = stats.t.ppf(0.975, count - 1) + stats.t.ppf(0.8, count - 1)
+        error = ((seen.var() + (gain - mean) * (far - gain - mean)) / count) ** 0.5
+        assert gain == pytest.approx(reach * error + step / count, rel=1e-6)
+    # Six tasks tell at 0.05 only where all of them change: a chance of 0.8 that they do.
+    assert mde_of(np.zeros(6)) == pytest.approx(100 * 0.8 ** (1 / 6))
+
+
+@pytest.mark.parametrize(
     ("tasks", "changed", "alpha"),
     [(6, 0, 0.05), (20, 0, 0.05), (160, 0, 0.05), (160, 4, 0.0076), (40, 4, 0.05), (120, 20, 0.0125)],
 )
@@ -152,7 +181,7 @@ def test_so_few_tasks_detect_nothing_where_no_p_value_reaches_the_level():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"gain": 0}, {"gain": 120}, {"base_rate": 1.2}, {"trials": 0}, {"alpha": 0.0}, {"alike": 2.0}]
+    "wrong", [{"gain": 0}, {"gain": 100.5}, {"base_rate": 1.2}, {"trials": 0}, {"alpha": 0.0}, {"alike": 2.0}]
 )
 def test_a_gain_that_cannot_be_looked_for_is_refused(wrong):
     with pytest.raises(ValueError, match=r"gain|base_rate|trials|alpha|alike"):

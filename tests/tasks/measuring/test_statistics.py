@@ -64,8 +64,9 @@ def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.5]) == pytest.approx([1.0, 1.0])
     assert len(holm([])) == 0
-    with pytest.raises(ValueError, match="p-values"):
-        holm([0.5, float("nan")])
+    for wrong in (float("nan"), -0.01, 1.01):
+        with pytest.raises(ValueError, match="p-values"):
+            holm([0.5, wrong])
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -105,6 +106,28 @@ def test_interval_leaves_errors_out_and_refuses_nothing_at_all():
         clustered_interval([np.nan], ["a"])
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         clustered_interval([2.0], ["a"])
+
+
+def test_interval_by_hand():
+    """Four tasks of three trials with means 1, 2/3, 1/3 and 0, three of them with the rarer outcome: the design effect
+    12 (5/27) / 4 / 0.25 = 20/9, the size shrunk by (2.200985 / 3.182446)^2, both averaged with two tasks of trials all
+    alike; then Wilson's interval on that."""
+    result = clustered_interval([1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0], tasks_of(4, 3))
+    shrink = (2.200985 / 3.182446) ** 2
+    size = 12 * (3 + 2) / (3 * 20 / 9 / shrink + 2 * 3)
+    assert result.effective_n == pytest.approx(size, rel=1e-6)
+    half = 1.959964 / (1 + 1.959964**2 / size) * (0.25 / size + 1.959964**2 / (4 * size**2)) ** 0.5
+    assert (result.rate, result.low, result.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half), rel=1e-5)
+
+
+def test_paired_interval_by_hand_ends_where_a_difference_does():
+    """One of three tasks gained: with a pseudo-task of either sign 0.2, and an error of sqrt((2/5 - 0.2^2) / 5)."""
+    one = paired_difference([0, 0, 0], [1, 0, 0], tasks_of(3, 1))
+    assert one.low == pytest.approx(100 * (0.2 - 4.302653 * ((2 / 5 - 0.04) / 5) ** 0.5), rel=1e-6)
+    assert (one.points, one.high, one.changed) == (pytest.approx(100 / 3), 100.0, 1)
+    for base, points in ((0, 100.0), (1, -100.0)):  # a task alone has no spread of its own
+        alone = paired_difference([base], [1 - base], ["a"])
+        assert (alone.points, alone.low, alone.high) == (points, -100.0, 100.0)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.7, 0.95])
