@@ -236,7 +236,8 @@ def _joined(one: SeedResult, other: SeedResult) -> SeedResult:
         for name, figures in result.methods.items()
     }
     commands = dict.fromkeys([one.command, other.command])
-    return one.model_copy(update={"methods": methods, "command": "; ".join(commands)})
+    revision = one.revision or other.revision
+    return one.model_copy(update={"methods": methods, "command": "; ".join(commands), "revision": revision})
 
 
 def files_of(path: Path) -> list[Path]:
@@ -246,16 +247,16 @@ def files_of(path: Path) -> list[Path]:
 
 def check_same(results: Sequence[SeedResult]) -> None:
     """Raise `ConfigurationError` when results were made on different data, settings or budgets."""
-    for other in results[1:]:
-        for name, said in SAME.items():
-            one, two = getattr(results[0], name), getattr(other, name)
-            if name == "revision" and not (one and two):  # a file of an earlier version
-                continue
-            if name in LISTS and results[0].seed != other.seed and other.drawn:
+    for name, said in SAME.items():
+        # A file of an earlier version says no revision: it can stand beside any, and hides no difference of others.
+        known = [result for result in results if name != "revision" or result.revision]
+        for other in known[1:]:
+            one, two = getattr(known[0], name), getattr(other, name)
+            if name in LISTS and known[0].seed != other.seed and other.drawn:
                 one, two = dict(Counter(one.values())), dict(Counter(two.values()))
             if one != two:
                 shown = "" if isinstance(one, dict) else f": {one} and {two}"
                 raise ConfigurationError(
-                    f"seeds {results[0].seed} and {other.seed} of {other.target} have another {said}{shown}; they "
+                    f"seeds {known[0].seed} and {other.seed} of {other.target} have another {said}{shown}; they "
                     "cannot stand in one table: keep them in folders of their own (--out)"
                 )

@@ -109,6 +109,18 @@ def test_a_file_of_before_says_nothing_of_the_base_models_version() -> None:
         check_same(results)
 
 
+@pytest.mark.parametrize("known", [("", "a", "b"), ("a", "", "b"), ("a", "b", "")])
+def test_a_file_of_before_hides_no_difference_of_the_others(known: tuple[str, str, str], tmp_path: Path) -> None:
+    """Two versions of the base model would stand in one table, because a third file does not say which it has."""
+    results = [seed_result(n, {"base": figures(1)}, revision=version) for n, version in enumerate(known)]
+    with pytest.raises(ConfigurationError, match="another version of the base model: a and b"):
+        check_same(results)
+    for name, part in zip(("shop-seed-0.json", "shop-seed-0-more.json", "shop-seed-1.json"), results, strict=True):
+        write_result(tmp_path / name, part.model_copy(update={"seed": int("1." in name)}))
+    with pytest.raises(ConfigurationError, match="another version of the base model"):
+        read_results(tmp_path, "shop")
+
+
 def test_methods_of_a_seed_that_were_run_apart_are_one_result(tmp_path: Path) -> None:
     one, two = (
         seed_result(7, {"base": figures(3)}),
