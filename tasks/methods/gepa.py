@@ -24,6 +24,7 @@ from db import TrajectoryRow
 from db.values.types import utc_now
 from environments.contract import Target, TargetTask
 from environments.picking import spread
+from errors import PolicyError
 from tasks.methods.examples import Worked, fits, reference_notes, worked_examples
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
 from tasks.methods.seed.answers import Answer, play_answer
@@ -157,16 +158,18 @@ class Rollouts:
 
     def evaluate(self, batch: list[TargetTask], candidate: dict[str, str], capture_traces: bool = False) -> Any:
         """One episode a task. One that was lost to the infrastructure says nothing of the prompt: its score is the mean
-        of those of the batch that ended, and 0 where none did."""
+        of those of the batch that ended, and 0 where none did. One that the policy itself could not answer, as where
+        the prompt leaves its task no room, is a failure."""
         from gepa import EvaluationBatch
 
         answer = Answer(self.context, prompting=self.proposer.prompting(candidate))
         ids = play_answer(answer, list({t.id: t for t in batch}.values()), 1, "a prompt")
         rows = {row.task_id: row for row in self.context.store.trajectories(None, id=ids)}
         played = [rows[task.id] for task in batch]
-        ended = [float(row.success) for row in played if row.success is not None]
+        known = [0.0 if row.error_boundary == PolicyError.boundary else row.success for row in played]
+        ended = [float(success) for success in known if success is not None]
         mean = sum(ended) / len(ended) if ended else 0.0
-        scores = [mean if row.success is None else float(row.success) for row in played]
+        scores = [mean if success is None else float(success) for success in known]
         new = set(ids) - self.asked
         self.asked.update(new)
         stored = sum(row.created_at < self.began for row in rows.values() if row.id in new)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from environments.contract import TargetTask
+from errors import PolicyError
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.policy import MessagePolicy
@@ -131,6 +132,10 @@ def successes(answer: Answer, ids: Sequence[str]) -> dict[str, list[float | None
 
 
 def success_of(context: Context, ids: Sequence[str]) -> float:
-    """Mean over tasks of each task's success; 0 where no episode has an outcome."""
-    frame = outcomes(context.store, ids)
-    return float(frame.groupby("task")["success"].mean().mean()) if len(frame) else 0.0
+    """Mean over tasks of each task's success; 0 where no episode has an outcome. What the policy itself could not
+    answer, as behind a prompt that leaves a task no room, is no success: something is chosen by this, and would be
+    taken for what it does on the rest."""
+    frame = outcomes(context.store, ids, lost=True)
+    frame["success"] = frame["success"].where(frame["error_boundary"] != PolicyError.boundary, 0.0)
+    known = frame.dropna(subset=["success"])
+    return float(known.groupby("task")["success"].mean().mean()) if len(known) else 0.0

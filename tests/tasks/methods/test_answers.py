@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
@@ -16,7 +18,7 @@ from models.adapters.files import adapter_digest
 from tasks.measuring.lineup import Lineup
 from tasks.methods import adapters
 from tasks.methods.adapters import NONE_TRAINED, merge_ties, oracle_route, single
-from tasks.methods.seed.answers import Answer, first_of, one_adapter, play_answer, successes
+from tasks.methods.seed.answers import Answer, first_of, one_adapter, play_answer, success_of, successes
 from tasks.methods.seed.seed_run import SeedRun, close_round, pay
 from tasks.round.results import ChallengeResult, RouteResult, SelectResult
 from tests.adapters_made import make_adapter
@@ -78,6 +80,22 @@ def test_an_episode_that_was_lost_is_no_outcome(run: SeedRun) -> None:
     found = successes(answer, ids)
     assert found[target.tasks("test")[0].id] == [None]
     assert found[target.tasks("test")[1].id] in ([0.0], [1.0])
+
+
+def test_what_a_policy_cannot_answer_speaks_against_it_where_one_is_chosen() -> None:
+    """A prompt whose examples leave no room for half of the tasks would be taken for what it does on the others."""
+
+    def chosen_by(*ended: tuple[str, float | None, str | None]) -> float:
+        rows = [(f"{task}{i}", task, "f", i, success, 0.0, error) for i, (task, success, error) in enumerate(ended)]
+        columns = ["id", "task_id", "family", "trial", "success", "reward", "error_boundary"]
+        frame = pd.DataFrame(rows, columns=columns).astype({"success": "boolean"})
+        store = SimpleNamespace(trajectory_frame=lambda round_id, id: frame)
+        return success_of(SimpleNamespace(store=store), list(frame["id"]))  # type: ignore[arg-type]
+
+    assert chosen_by(("a", True, None), ("b", None, "policy"), ("b", None, "policy")) == 0.5
+    assert chosen_by(("a", True, None), ("a", None, "policy"), ("b", False, None)) == 0.25
+    assert chosen_by(("a", True, None), ("b", None, "provider"), ("c", None, "environment")) == 1.0
+    assert chosen_by(("a", None, "provider")) == chosen_by(("a", None, "policy")) == chosen_by() == 0.0
 
 
 def taken(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

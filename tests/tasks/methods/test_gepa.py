@@ -111,10 +111,14 @@ def test_a_run_ends_where_its_episodes_do_or_nothing_new_is_proposed() -> None:
 
 
 def test_an_episode_that_was_lost_is_no_failure_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But what leaves no room for a task is one."""
     pytest.importorskip("gepa")
     ended = {"a": True, "b": False, "lost": None, "c": True}
-    now = utc_now()
-    rows = [SimpleNamespace(task_id=name, id=name, success=success, created_at=now) for name, success in ended.items()]
+    now, errors = utc_now(), {"lost": "provider", "long": "policy"}
+    rows = [
+        SimpleNamespace(task_id=name, id=name, success=success, created_at=now, error_boundary=errors.get(name))
+        for name, success in {**ended, "long": None}.items()
+    ]
     context = SimpleNamespace(
         store=SimpleNamespace(trajectories=lambda round_id, id: [row for row in rows if row.id in id])
     )
@@ -131,15 +135,19 @@ def test_an_episode_that_was_lost_is_no_failure_of_its_prompt(monkeypatch: pytes
         assert evaluated(*ended).scores == [1.0, 0.0, pytest.approx(2 / 3), 1.0]
         assert evaluated("lost").scores == [0.0]
         told = rollouts.make_reflective_dataset(seed, evaluated(*ended), [EXAMPLES])
+        assert evaluated(*ended, "long").scores == [1.0, 0.0, pytest.approx(2 / 4), 1.0, 0.0]
     assert told == {EXAMPLES: ["a", "b", "c"]}, "nor is it reflected on"
-    assert (meter.done, meter.before) == (4, 0), "those asked for again are not counted again"
+    assert (meter.done, meter.before) == (5, 0), "those asked for again are not counted again"
 
 
 def test_what_an_earlier_process_played_flatters_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a run that goes on says for an hour that it is nearly done."""
     began = utc_now()
     ages = {"a": began - timedelta(hours=1), "b": began + timedelta(seconds=1)}
-    rows = [SimpleNamespace(task_id=name, id=name, success=True, created_at=made) for name, made in ages.items()]
+    rows = [
+        SimpleNamespace(task_id=name, id=name, success=True, created_at=made, error_boundary=None)
+        for name, made in ages.items()
+    ]
     context = SimpleNamespace(store=SimpleNamespace(trajectories=lambda round_id, id: rows))
     monkeypatch.setattr(room, "play_answer", lambda answer, tasks, trials, what: [task.id for task in tasks])
     with Meter("gepa", 9, "episodes", done=3) as meter:
