@@ -116,7 +116,7 @@ def _play(params: CompareParameters, settings: Settings, registry: Registry, see
         context = open_round(of_seed)
         run = SeedRun(context, params.budget, play_round, params.points)
         try:
-            head = head_of(run, command_of(settings, seed, params.budget, names), code_version())
+            head = head_of(run, command_of(settings, seed, params.budget, names, params.points), code_version())
             path = path_of(params.out, settings.target, seed)
             run_seed(run, names, path, head, lambda result, name: log_method(registry, result, name))
         finally:
@@ -140,15 +140,16 @@ def play_round(context: Context, last: str = "gate") -> None:
         pass
 
 
-def command_of(settings: Settings, seed: int, budget: int, names: Sequence[str]) -> str:
-    """The command that runs this seed again, with the settings that differ from the profile's as variables and without
-    a folder of this machine."""
+def command_of(settings: Settings, seed: int, budget: int, names: Sequence[str], points: int = 0) -> str:
+    """The command that runs this seed again, with the settings that differ from the profile's as variables, `points` of
+    each curve and without a folder of this machine."""
     changed = changed_settings(seed_settings(settings, seed, budget)).items()
     given = "".join(f"{variable_of(n)}={shlex.quote(_read_as(v))} " for n, v in changed)
     model = Path(settings.base_model).name if Path(settings.base_model).is_dir() else settings.base_model
     return given + (
         f"trace-agent compare-methods --target {settings.target} --profile {settings.profile} --base-model "
         f"{shlex.quote(model)} --seed {seed} --budget {budget} --methods {','.join(names)}"
+        + (f" --curve {points}" if points else "")
     )
 
 

@@ -149,6 +149,9 @@ def test_a_file_says_what_is_set_otherwise_and_its_command_sets_it_again(
     assert changed_settings(settings) == {"train.learning_rate": 2e-4, "router": "label"}
     command = command_of(settings, 65, 3000, ["base", "grpo-target"])
     assert command.startswith("TRACE_ROUTER=label TRACE_TRAIN__LEARNING_RATE=0.0002 trace-agent compare-methods ")
+    assert command.endswith(" --methods base,grpo-target")
+    curve = command_of(settings, 65, 3000, ["base", "grpo-target"], 5)
+    assert curve == f"{command} --curve 5", "else what it gives has no curve"
     for profile in ("laptop", "night", "smoke", "gpu"):
         monkeypatch.delenv("TRACE_TRAIN__LEARNING_RATE", raising=False)
         monkeypatch.delenv("TRACE_ROUTER", raising=False)
