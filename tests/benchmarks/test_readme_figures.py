@@ -22,7 +22,7 @@ TABLES = {
     "### On a public benchmark": (
         "bfcl:single",
         dict.fromkeys(("trace", "base", "examples", "constant", "single", "demonstrations"), BFCL)
-        | {"grpo-target": f"{BFCL}-grpo"},
+        | {"grpo-target": f"{BFCL}-grpo", "gepa": f"{BFCL}-gepa", "mixed": f"{BFCL}-mixed"},
     ),
 }
 
