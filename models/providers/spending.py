@@ -47,11 +47,17 @@ class Spent:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that may be spent: calls, tokens (prompts and replies together), dollars. None is no limit."""
+    """The most that may be spent: calls, tokens (prompts and replies together), dollars. None is no limit. Raises
+    `ConfigurationError` for what is no number from 0 on: not a number is no less than what was spent, ever."""
 
     calls: int | None = None
     tokens: int | None = None
     dollars: float | None = None
+
+    def __post_init__(self) -> None:
+        for what, most in vars(self).items():
+            if most is not None and not most >= 0:
+                raise ConfigurationError(f"a limit of {most!r} {what} is none; give a number from 0 on")
 
 
 class SpendLog(Protocol):

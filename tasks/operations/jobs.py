@@ -23,6 +23,8 @@ logger = logging.getLogger("trace")
 POLL_SECONDS = 0.5
 # A job that is asked to end has this long before it is killed.
 PATIENCE = 10.0
+# What an error says of itself, and whoever reads it from a job goes by.
+FLAGS = ("transient", "lasting", "unpaid")
 
 
 class Stopped(Exception):
@@ -92,7 +94,7 @@ def run_at_once(commands: Mapping[str, Sequence[str]], places: Sequence[Mapping[
 def say_failure(problem: TraceError) -> None:
     """In the job: say what went wrong, as a line of JSON on standard output."""
     kind = next(k.__name__ for k in type(problem).__mro__ if getattr(errors, k.__name__, None) is k)
-    said = {"error": kind, "message": str(problem), "transient": problem.transient}
+    said = {"error": kind, "message": str(problem)} | {flag: getattr(problem, flag, False) for flag in FLAGS}
     print(json.dumps(said), flush=True)
 
 
@@ -109,7 +111,8 @@ def raise_failure(done: tuple[int, str], what: str) -> None:
         kind = getattr(errors, str(problem.get("error")), None) if isinstance(problem, dict) else None
         if isinstance(kind, type) and issubclass(kind, TraceError):
             raised = kind(problem["message"])
-            raised.transient = bool(problem.get("transient", raised.transient))
+            for flag in FLAGS:  # a child that is killed for memory says less
+                setattr(raised, flag, bool(problem.get(flag, getattr(raised, flag, False))))
             raise raised
     raise RuntimeError(f"{what} ended with status {status}; its log says why")
 

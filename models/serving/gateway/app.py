@@ -27,7 +27,7 @@ from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK
 from models.serving.gateway.page import page
 from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
-from models.serving.openai_api.errors import ApiError, broken
+from models.serving.openai_api.errors import ApiError, broken, unknown_model
 from models.serving.openai_api.requests import ChatRequest, parse_body, parse_chat, parse_completion
 from models.telemetry import tracing
 
@@ -51,6 +51,7 @@ class GatewayApp:
             Route("/v1/chat/completions", self._guarded(self.chat, CHAT, counted=True), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.completion, CHAT, counted=True), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models, CHAT), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._guarded(self.model, CHAT), methods=["GET"]),
             Route("/v1/feedback", self._guarded(self.feedback, FEEDBACK), methods=["POST"]),
             Route("/metrics", self._guarded(self.metrics, ADMIN), methods=["GET"]),
             Route("/status", self._guarded(self.status, ADMIN), methods=["GET"]),
@@ -200,6 +201,13 @@ class GatewayApp:
     async def models(self, request: Request) -> Response:
         """`/v1/models`."""
         return JSONResponse({"object": "list", "data": self.gateway.models()})
+
+    async def model(self, request: Request) -> Response:
+        """`/v1/models/NAME`, of those that are listed; a base's name may hold a slash."""
+        known, name = {row["id"]: row for row in self.gateway.models()}, request.path_params["name"]
+        if name not in known:
+            raise unknown_model(name, list(known))
+        return JSONResponse(known[name])
 
     async def metrics(self, request: Request) -> Response:
         """`/metrics`, for Prometheus."""

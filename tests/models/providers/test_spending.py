@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from db import open_store
-from errors import BudgetExceeded, ProviderError
+from errors import BudgetExceeded, ConfigurationError, ProviderError
 from models.providers import simulated_user
 from models.providers.analyst_store import StoredSpend
 from models.providers.client import ModelClient
@@ -55,6 +55,13 @@ def test_a_simulated_user_is_counted_and_capped(monkeypatch: pytest.MonkeyPatch)
         client.close()
     assert "max_tokens" not in server.requests[0]
     assert server.requests[0]["temperature"] == 0.0
+
+
+@pytest.mark.parametrize("most", [float("nan"), -1.0])
+def test_a_cap_that_could_never_be_passed_is_refused(most: float) -> None:
+    """The command line lets nan through: it is not below the least."""
+    with pytest.raises(ConfigurationError, match="dollars is none; give a number from 0 on"):
+        Limits(dollars=most)
 
 
 def test_a_reply_without_a_count_of_its_tokens_is_not_free() -> None:

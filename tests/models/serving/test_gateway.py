@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 
@@ -75,7 +76,10 @@ def test_official_client_whole_and_streamed_with_tools(running: Running) -> None
     )
     assert "".join(p.choices[0].delta.content or "" for p in said) == "you said x"
     assert client.completions.create(model="stub-base", prompt="one").choices[0].text == "after one"
-    assert [m.id for m in client.models.list()] == ["trace", "stub-base", "refund@v1-aaaaaaaa"]
+    names = ["trace", "stub-base", "refund@v1-aaaaaaaa"]
+    assert [m.id for m in client.models.list()] == [client.models.retrieve(name).id for name in names] == names
+    with pytest.raises(openai.NotFoundError, match="model 'of/nobody' does not exist; there are: trace"):
+        client.models.retrieve("of/nobody")
     assert running.fleet.held["refund@v1-aaaaaaaa"] == 0
     assert running.stub.keys == {""}, "the client's key went to the server behind"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from errors import ConfigurationError, StoreError
+from errors import ConfigurationError, ProviderError, StoreError
 from tasks.operations import devices, jobs
 from tasks.operations.devices import check_at_once, parts_of_machine
-from tasks.operations.jobs import Stopped, run_at_once, run_job
+from tasks.operations.jobs import Stopped, raise_failure, run_at_once, run_job, say_failure
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +91,17 @@ def test_places_are_equal_parts_of_what_there_is(monkeypatch: pytest.MonkeyPatch
 def test_a_job_may_print_more_than_a_pipe_holds() -> None:
     done = run_job(command("print('x' * 300_000)"), 60, {}, threading.Event())
     assert done == (0, "x" * 300_000 + "\n")
+
+
+@pytest.mark.parametrize("flags", [{"transient": True}, {"unpaid": True}, {}], ids=str)
+def test_what_an_error_says_of_itself_comes_out_of_a_job_with_it(
+    flags: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A provider that waits to be paid interrupts a round; without that word it would close it as failed."""
+    say_failure(ProviderError("gpt-4.1 wants to be paid", **flags))
+    with pytest.raises(ProviderError, match="wants to be paid") as raised:
+        raise_failure((1, capsys.readouterr().out), "the training")
+    assert {flag: getattr(raised.value, flag) for flag in ("transient", "unpaid")} == (
+        {"transient": False, "unpaid": False} | flags
+    )
+    assert not raised.value.lasting
