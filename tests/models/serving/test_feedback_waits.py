@@ -1,4 +1,4 @@
-"""Feedback while the database hangs: it is refused in time, and no other request waits for it."""
+"""Feedback while the database hangs is refused in time, and no other request waits for it; so is what says nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import Routed
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
-from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog
+from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog, parse_feedback
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ChatRequest
 from models.serving.upstreams.contract import Turn
@@ -113,3 +113,20 @@ def test_what_waits_for_a_database_that_hangs_is_bounded_in_bytes(
     log.flush()
     assert caplog.text.count("a conversation was not stored") == 3, "the room of those that are through is free again"
     log.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"conversation": "c"},
+        {"conversation": 5, "success": True},
+        *({"conversation": "c", "reward": reward} for reward in (2, True)),
+        {"conversation": "c", "success": "yes"},
+        {"conversation": "c", "comment": "x" * 5000},
+    ],
+)
+def test_feedback_that_says_nothing_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_feedback(body)
+    assert refused.value.status == 400

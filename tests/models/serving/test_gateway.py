@@ -88,8 +88,7 @@ def test_litellm_client(running: Running) -> None:
     litellm, _ = litellm_modules()
     asked: Any = {"model": "openai/trace", "api_base": f"{running.url}/v1", "api_key": KEY, "max_retries": 0}
     messages = [{"role": "user", "content": "refund"}]
-    answer = litellm.completion(**asked, messages=messages)
-    assert answer.choices[0].message.content == "you said refund"
+    assert litellm.completion(**asked, messages=messages).choices[0].message.content == "you said refund"
     parts = litellm.completion(**asked, messages=[{"role": "user", "content": "call"}], tools=TOOLS, stream=True)
     calls = [c for p in parts for c in p.choices[0].delta.tool_calls or ()]
     assert "".join(c.function.arguments or "" for c in calls) == '{"order": 7}'

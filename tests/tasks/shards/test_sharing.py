@@ -212,24 +212,6 @@ def test_a_worker_that_fails_gives_back_what_it_held(rounds: Open, monkeypatch: 
     assert len(ledger.free()) == len(ledger.open()) == 8
 
 
-def test_a_database_that_is_away_in_the_end_does_not_hide_what_ended_the_work(
-    rounds: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def stop(self: Engine, *_: Any) -> PlayRun:
-        raise KeyboardInterrupt
-
-    def away(self: Shards, which: str) -> None:
-        raise StoreError(f"no database for {which}")
-
-    context = rounds()
-    monkeypatch.setattr(Engine, "play_given", stop)
-    monkeypatch.setattr(Shards, "give_back", away)
-    monkeypatch.setattr(Shards, "withdraw", away)
-    with pytest.raises(KeyboardInterrupt):
-        shared(context)
-    assert caplog.text.count("no database for") == 2
-
-
 def test_what_no_other_process_could_play_is_not_shared(rounds: Open) -> None:
     context = rounds()
     ground, episodes = ordered(context)
