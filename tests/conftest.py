@@ -32,8 +32,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SLOW = (
     "db/test_stage_ledger.py",
     "db/test_store_processes.py",
+    "environments/sandbox/test_deadlines.py",
     "environments/sandbox/test_sandbox.py",
     "environments/synthesized/test_composed.py",
+    "environments/synthesized/test_module_time.py",
     "environments/synthesized/test_modules.py",
     "environments/synthesized/test_references.py",
     "environments/synthesized/test_weakenings.py",

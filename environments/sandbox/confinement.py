@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -39,6 +41,16 @@ class SandboxLevel(StrEnum):
         return self is not SandboxLevel.PROCESS
 
 
+@dataclass(frozen=True)
+class Spawned:
+    """A started process with non-blocking pipes, the command that cleans up after it (containers only), and where
+    bubblewrap writes which process it made (JSON; None at other levels)."""
+
+    process: subprocess.Popen[bytes]
+    cleanup: list[str]
+    told: int | None = None
+
+
 class _Spawner:
     """Starts workers from one thread that lives as long as the process.
 
@@ -54,7 +66,7 @@ class _Spawner:
     def _reset(self) -> None:
         self._thread, self._lock = None, threading.Lock()
 
-    def run(self, level: SandboxLevel) -> tuple[subprocess.Popen[bytes], list[str]]:
+    def run(self, level: SandboxLevel) -> Spawned:
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawner")
@@ -64,11 +76,11 @@ class _Spawner:
 SPAWNER = _Spawner()
 
 
-def _spawn(level: SandboxLevel) -> tuple[subprocess.Popen[bytes], list[str]]:
-    """The started process with non-blocking pipes, and the command that cleans up after it (containers only)."""
+def _spawn(level: SandboxLevel) -> Spawned:
     python = [sys.executable, "-I", "-S", "-B", str(WORKER)]
     filter_file, cleanup = None, []
     descriptors: tuple[int, ...] = ()
+    told: int | None = None
     if level is SandboxLevel.PROCESS:
         command = python
     elif level is SandboxLevel.CONTAINER:
@@ -78,8 +90,9 @@ def _spawn(level: SandboxLevel) -> tuple[subprocess.Popen[bytes], list[str]]:
         filter_file = tempfile.TemporaryFile()  # noqa: SIM115 - bubblewrap reads it after this function; closed below
         filter_file.write(outer_filter())
         filter_file.seek(0)
-        command = bubblewrap_command(filter_file.fileno())
-        descriptors = (filter_file.fileno(),)
+        told, tells = os.pipe()
+        command = bubblewrap_command(filter_file.fileno(), tells)
+        descriptors = (filter_file.fileno(), tells)
     try:
         process = subprocess.Popen(
             command,
@@ -93,17 +106,22 @@ def _spawn(level: SandboxLevel) -> tuple[subprocess.Popen[bytes], list[str]]:
             bufsize=0,
         )
     except OSError as error:
+        if told is not None:
+            os.close(told)
         raise SandboxError(f"the sandbox could not be started: {error}") from error
     finally:
         if filter_file is not None:
             filter_file.close()
+        for tells in descriptors[1:]:
+            os.close(tells)
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
-    return process, cleanup
+    return Spawned(process, cleanup, told)
 
 
-def bubblewrap_command(filter_descriptor: int) -> list[str]:
-    """The full command line of level 2. Only the interpreter, its standard library and shared libraries are visible."""
+def bubblewrap_command(filter_descriptor: int, tells: int | None = None) -> list[str]:
+    """The full command line of level 2. Only the interpreter, its standard library and shared libraries are visible.
+    `tells` is where bubblewrap writes which process it made."""
     executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     binds = {"/usr/lib", "/usr/lib64", "/lib", "/lib64"}
     if sys.base_prefix not in ("/usr", "/usr/local"):
@@ -123,8 +141,20 @@ def bubblewrap_command(filter_descriptor: int) -> list[str]:
             command += ["--tmpfs", packages]
     command += ["--ro-bind", executable, executable, "--ro-bind", str(WORKER), "/worker.py"]
     command += ["--size", "1048576", "--tmpfs", "/home", "--chdir", "/home", "--remount-ro", "/"]
+    command += ["--info-fd", str(tells)] if tells is not None else []
     command += ["--seccomp", str(filter_descriptor), "--", executable, "-I", "-S", "-B", "/worker.py"]
     return command
+
+
+def made_by_bubblewrap(told: int) -> int | None:
+    """The id, on the host, of the process that runs the module, of a bubblewrap whose worker has answered; None where
+    it did not say. It is read before the module runs, which could write here, too."""
+    os.set_blocking(told, False)
+    try:
+        found = re.search(rb'"child-pid"\s*:\s*(\d+)\D', os.read(told, 4096))
+    except BlockingIOError:
+        return None
+    return int(found[1]) if found else None
 
 
 def container_environment() -> dict[str, str]:

@@ -4,7 +4,7 @@ Two filters stand one behind the other. `outer_filter` is applied by bubblewrap 
 lets a Python interpreter load itself and denies what no part of it ever needs (sockets, new processes, namespaces,
 mounts, tracing, keys, BPF). `inner_filter` is applied by the worker itself once everything it will ever need is in
 memory, just before the first line of a generated module runs: from there on nothing can be opened, executed,
-forked or signalled, and only reading and writing the pipe, memory, clocks and exit are left.
+forked or signalled, and only reading and writing the pipe, memory, clocks, a timer and exit are left.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ _INNER_ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "sched_yield": (24, 124),
     "getrusage": (98, 165),
     "times": (100, 153),
+    "setitimer": (38, 103),
 }
 _INNER_MEMORY: dict[str, tuple[int | None, int | None]] = {"mmap": (9, 222), "mprotect": (10, 226)}
 # The interpreter itself makes these in harmless moments (a traceback looks for source text): refused, not killed.

@@ -1,5 +1,8 @@
 """Where generated modules run: one worker process per module, confined, with a deadline for every call.
 
+A deadline is one of processor time: what else the machine does is no fault of a module's. There is one on the clock,
+too, for what sleeps or blocks.
+
 Levels, strongest first; the setting `sandbox` (TRACE_SANDBOX) may name one:
 
 - `container` (1): a container without network, read-only, no capabilities (a daemon and TRACE_SANDBOX_IMAGE);
@@ -15,17 +18,25 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import os
 import select
 import shutil
+import signal
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from environments.sandbox.confinement import SPAWNER, SandboxLevel, container_environment, describe_exit
+from environments.sandbox.allowance import Allowance, TimeLimit, processor_seconds
+from environments.sandbox.confinement import (
+    SPAWNER,
+    SandboxLevel,
+    container_environment,
+    describe_exit,
+    made_by_bubblewrap,
+)
 from environments.sandbox.seccomp import inner_filter
 from errors import ConfigurationError, SandboxError
 from settings import machine_settings
@@ -44,19 +55,20 @@ _LATE_IMPORTS = (
 )  # fmt: skip
 _HEADER = 4
 _PIPE = 1 << 16  # bytes that a pipe holds: a larger read would only cost its memory
-# How often a call that never reached a worker is given to the next one. Of those that wait for a worker, several may
-# be what kills it, one after another.
-_NEXT_WORKERS = 8
+# How what a `WorkerNotStarted` says begins: of a stored episode the text is all that is left.
+NOT_STARTED = "no worker could be started"
 # Levels that a probe has worked at in this process. A probe that failed may have met a busy machine: it is made again.
 _WORKING: set[SandboxLevel] = set()
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Bounds of one worker. `call_seconds` is the deadline of every call and of loading the module; `start_seconds`
-    that of our own code before it (a busy machine needs it). Bytes are of memory, of one request and of one answer."""
+    """Bounds of one worker. `call_seconds` is the processor time of every call and of loading the module,
+    `clock_seconds` its time on the clock, for what sleeps or blocks; `start_seconds` that of our own code before it (a
+    busy machine needs it). Bytes are of memory, of one request and of one answer."""
 
     call_seconds: float = 3.0
+    clock_seconds: float = 60.0
     start_seconds: float = 20.0
     memory_bytes: int = 512 << 20
     request_bytes: int = 1 << 20
@@ -75,7 +87,12 @@ class ModuleError(SandboxError):
 
 
 class WorkerDied(SandboxError):
-    """The worker was killed: by the filter, for passing its deadline, or for breaking the pipe's protocol."""
+    """The worker was killed: by the filter, for passing its deadline, or for breaking the pipe's protocol. `plain` is
+    the message without what was measured (`measured`), which is another at every try."""
+
+    def __init__(self, plain: str, measured: str = "") -> None:
+        super().__init__(f"{plain} ({measured})" if measured else plain)
+        self.plain, self.measured = plain, measured
 
 
 class WorkerNotStarted(WorkerDied):
@@ -83,9 +100,15 @@ class WorkerNotStarted(WorkerDied):
 
     transient = True
 
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{NOT_STARTED}: {why}")
+
 
 class CallKilled(WorkerDied):
-    """The worker was well until this call, and was killed for it."""
+    """The worker was well until this call, and was killed for it: for what the call does, whatever else the machine
+    does."""
+
+    lasting = True
 
 
 class WorkerGone(WorkerDied):
@@ -137,10 +160,13 @@ class Worker:
         self.limits = limits
         self._lock = threading.RLock()  # a call that ends the worker holds it already
         self._count = 0
+        self.used = 0.0  # seconds of processor time that all calls, and loading the module, have taken
+        self._measured: int | None = None  # the process of the module, where its processor time can be read
         try:
-            self._process, self._cleanup = SPAWNER.run(self.level)
+            spawned = SPAWNER.run(self.level)
         except (OSError, RuntimeError) as problem:  # no process, thread, file or place for one
-            raise WorkerNotStarted(f"no worker could be started: {problem}") from problem
+            raise WorkerNotStarted(str(problem)) from problem
+        self._process, self._cleanup, self._told = spawned.process, spawned.cleanup, spawned.told
         try:
             self.names: tuple[str, ...] = tuple(self._load(source))
         except BaseException:  # whatever it was, a limit of time among it: nobody else can end the process
@@ -157,6 +183,12 @@ class Worker:
         """The process id, on the host, of the process that was started (bubblewrap's, where that is the level)."""
         return self._process.pid
 
+    @property
+    def module_pid(self) -> int | None:
+        """The process id, on the host, of the process that runs the module; None where it is another machine's, or not
+        known."""
+        return self._measured
+
     def call(self, function: str, arguments: Sequence[Any] = ()) -> Any:
         """The JSON value that `function(*arguments)` of the module gives. Raises `ModuleError`, `WorkerGone`, or
         `CallKilled`."""
@@ -164,11 +196,11 @@ class Worker:
             self._count += 1
             request = {"id": self._count, "function": function, "arguments": list(arguments)}
             try:
-                return self._exchange(request, self.limits.call_seconds)
+                return self._exchange(request, self._limit)
             except WorkerGone:
                 raise
             except WorkerDied as died:
-                raise CallKilled(str(died)) from died
+                raise CallKilled(died.plain, died.measured) from died
 
     def kill(self) -> None:
         """End the process now; safe to call again."""
@@ -179,6 +211,7 @@ class Worker:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     stream.close()
+            self._hear()
         command, self._cleanup = self._cleanup, []
         if command:
             try:
@@ -200,17 +233,57 @@ class Worker:
             **asdict(self.limits),
         }
         try:
-            ready = self._exchange(first, self.limits.start_seconds)
+            ready = self._exchange(first, TimeLimit(math.inf, self.limits.start_seconds))
         except WorkerDied as died:
-            raise WorkerNotStarted(f"no worker could be started: {died}") from died
+            raise WorkerNotStarted(str(died)) from died
         if ready != "ready":
-            raise WorkerNotStarted("the worker did not confine itself")
-        names = self._exchange({"id": 0, "source": source}, self.limits.call_seconds)
+            raise WorkerNotStarted("it did not confine itself")
+        self._measure()
+        names = self._exchange({"id": 0, "source": source}, self._limit)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise WorkerDied("the worker did not name the module's functions")
         return names
 
-    def _exchange(self, request: Mapping[str, Any], seconds: float) -> Any:
+    def _measure(self) -> None:
+        """Find out how the processor time of the module is known, before any of it runs."""
+        self.used, told = 0.0, self._hear()  # what it has taken so far was our own code
+        self._measured = self._process.pid if self.level is SandboxLevel.PROCESS else told
+        self._limit = TimeLimit(self.limits.call_seconds, self.limits.clock_seconds)
+        try:
+            if self._measured is not None:
+                processor_seconds(self._measured)
+                return
+        except OSError:
+            self._measured = None
+        if self.level is SandboxLevel.CONTAINER:  # it may be another machine's: the worker has a timer of its own
+            self._limit = TimeLimit(math.inf, self.limits.clock_seconds)
+            return
+        self._limit = TimeLimit(math.inf, self.limits.call_seconds)
+        slowed = "a call is killed after %g s on the clock, also where other load has slowed it"
+        logger.warning(f"the processor time of sandboxed code cannot be read here: {slowed}", self.limits.call_seconds)
+
+    def _hear(self) -> int | None:
+        """What bubblewrap has told of the process that it made, once."""
+        told, self._told = self._told, None
+        if told is None:
+            return None
+        try:
+            return made_by_bubblewrap(told)
+        finally:
+            os.close(told)
+
+    def _clock(self) -> float:
+        return processor_seconds(self._measured) if self._measured is not None else 0.0
+
+    def _took(self, allowed: Allowance, answer: Mapping[str, Any]) -> float:
+        """Seconds of processor time of an exchange. Where they cannot be read the worker tells them, which is believed
+        within what has passed on the clock."""
+        if self._measured is not None:
+            return min(allowed.used, allowed.elapsed)
+        told, elapsed = answer.get("used"), allowed.elapsed
+        return float(told) if isinstance(told, int | float) and 0 <= told <= elapsed else elapsed
+
+    def _exchange(self, request: Mapping[str, Any], limit: TimeLimit) -> Any:
         if not self.alive:
             raise WorkerGone(f"the worker is gone ({describe_exit(self._process.returncode)})")
         try:
@@ -219,21 +292,23 @@ class Worker:
             raise ModuleError(f"the request is no plain JSON: {error}") from error
         if len(body) > self.limits.request_bytes:
             raise ModuleError(f"the request has {len(body)} bytes, more than {self.limits.request_bytes}")
-        deadline = time.monotonic() + seconds
+        allowed = Allowance(limit, self._clock)
         try:
-            self._write(len(body).to_bytes(_HEADER, "big") + body, deadline)
-            answer = self._answer(deadline)
+            self._write(len(body).to_bytes(_HEADER, "big") + body, allowed)
+            answer = self._answer(allowed)
             if not isinstance(answer, dict) or answer.get("id") != request["id"]:
                 raise WorkerDied("the worker wrote something that is no answer to the call")
         except BaseException:  # also a limit of time: the next call would be given this one's answer
+            self.used += self._took(allowed, {})
             self.kill()
             raise
+        self.used += self._took(allowed, answer)
         if "error" in answer:
             # What a module raises may hold half a character, which no request to its author could hold.
             raise ModuleError(str(answer["error"]).encode("utf-8", "replace").decode()[:1000])
         return answer.get("value")
 
-    def _write(self, data: bytes, deadline: float) -> None:
+    def _write(self, data: bytes, allowed: Allowance) -> None:
         assert self._process.stdin is not None
         descriptor, view = self._process.stdin.fileno(), memoryview(data)
         while view:
@@ -241,16 +316,16 @@ class Worker:
             try:
                 view = view[os.write(descriptor, view) :]
             except BlockingIOError:
-                self._wait(descriptor, select.POLLOUT, deadline)
+                self._wait(descriptor, select.POLLOUT, allowed)
             except BrokenPipeError:
                 raise WorkerGone(f"the worker is gone ({self._epitaph()})") from None
 
-    def _answer(self, deadline: float) -> Any:
-        whole = self._read(b"", _HEADER, deadline)
+    def _answer(self, allowed: Allowance) -> Any:
+        whole = self._read(b"", _HEADER, allowed)
         size = int.from_bytes(whole[:_HEADER], "big")
         if size > self.limits.answer_bytes:
             raise WorkerDied(f"the worker announced an answer of {size} bytes, more than {self.limits.answer_bytes}")
-        body = self._read(whole, _HEADER + size, deadline)[_HEADER:]
+        body = self._read(whole, _HEADER + size, allowed)[_HEADER:]
         if len(body) > size:
             raise WorkerDied("the worker wrote more than its answer")
         try:
@@ -258,24 +333,32 @@ class Worker:
         except (ValueError, RecursionError) as error:
             raise WorkerDied(f"the worker wrote no JSON: {type(error).__name__}") from error
 
-    def _read(self, parts: bytes, count: int, deadline: float) -> bytes:
+    def _read(self, parts: bytes, count: int, allowed: Allowance) -> bytes:
         """`parts` and what comes behind them until these are `count` bytes: all that is there, as one read costs as
         much as the answer of a small call."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         while len(parts) < count:
-            self._wait(descriptor, select.POLLIN, deadline)
+            self._wait(descriptor, select.POLLIN, allowed)
             part = os.read(descriptor, _PIPE)
             if not part:
-                raise WorkerDied(f"the worker is gone ({self._epitaph()})")
+                raise self._died(allowed)
             parts += part
         return parts
 
-    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+    def _wait(self, descriptor: int, event: int, allowed: Allowance) -> None:
         poll = select.poll()
         poll.register(descriptor, event)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise WorkerDied("the call passed its deadline")
+        while not poll.poll(1000 * allowed.pause):
+            if passed := allowed.over():
+                raise WorkerDied(f"the call passed its deadline of {passed}", allowed.spent())
+
+    def _died(self, allowed: Allowance) -> WorkerDied:
+        why = self._epitaph()
+        if self.level is SandboxLevel.CONTAINER and why == describe_exit(-signal.SIGPROF):
+            passed = f"{self.limits.call_seconds:g} s of processor time"
+            return WorkerDied(f"the call passed its deadline of {passed}", allowed.spent())
+        return WorkerDied(f"the worker is gone ({why})")
 
     def _epitaph(self) -> str:
         try:
@@ -283,47 +366,6 @@ class Worker:
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
         return describe_exit(self._process.returncode)
-
-
-class WorkerPool:
-    """A module's worker, replaced when it dies. Safe to share between threads; `restarts` counts the replacements."""
-
-    def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = DEFAULT_LIMITS) -> None:
-        self.source, self.limits = source, limits
-        self.level = level or choose_level()
-        self.restarts = 0
-        self._lock = threading.Lock()
-        self._worker: Worker | None = None
-
-    def call(self, function: str, arguments: Sequence[Any] = ()) -> Any:
-        """As `Worker.call`. A call that kills the worker raises, and it alone: those that waited for that worker, and
-        the next one, find a new one."""
-        for left in reversed(range(_NEXT_WORKERS)):
-            worker = self._current()
-            try:
-                return worker.call(function, arguments)
-            except WorkerGone:
-                if not left or self._worker is None:  # None: the pool was closed meanwhile
-                    raise
-        raise AssertionError("unreachable")
-
-    def names(self) -> tuple[str, ...]:
-        """The module's public names."""
-        return self._current().names
-
-    def close(self) -> None:
-        """End the worker; a later call starts another."""
-        with self._lock:
-            if self._worker is not None:
-                self._worker.kill()
-                self._worker = None
-
-    def _current(self) -> Worker:
-        with self._lock:
-            if self._worker is None or not self._worker.alive:
-                self.restarts += self._worker is not None
-                self._worker = Worker(self.source, self.level, self.limits)
-            return self._worker
 
 
 def _why_not(level: SandboxLevel) -> str:

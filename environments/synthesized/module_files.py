@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from environments.contract import Action, Environment, Message, Observation, TargetTask, ToolCall, canonical_json
 from environments.playing import take_turns
+from environments.sandbox.allowance import Allowance, TimeLimit
 from environments.sandbox.workers import SandboxLevel, WorkerNotStarted, choose_level
 from environments.synthesized.modules import SandboxedEnvironment, SandboxedModule
 from environments.synthesized.static_checks import static_faults
@@ -32,8 +33,8 @@ T = TypeVar("T")
 # Other processes that give a level's scenarios again. In each a set has another order, but one of two elements has the
 # same order in half of them.
 TWINS = 2
-# Seconds that all checks of a module may take together. A module that is slower would hold up its training as well.
-SECONDS = 600.0
+# What all checks of a module may take together. A module that is slower would hold up its training as well.
+TIME = TimeLimit(processor=600.0, clock=7200.0)
 
 
 def validate_module(
@@ -43,15 +44,16 @@ def validate_module(
     target_tools: Sequence[Mapping[str, Any]] | None = None,
     level: SandboxLevel | None = None,
     materials: Materials | None = None,
-    seconds: float = SECONDS,
+    time_limit: TimeLimit = TIME,
     moved: Callable[[], None] = lambda: None,
 ) -> ValidationVerdict:
     """Checks 1 to 3 on a module: its text, its tools against the target's, whether its levels are one dial, then, at
     every level, everything `validate_environment` does, and whether it needs its capability (`check_need`; `materials`
     are the texts that it must not repeat).
 
-    After `seconds` of playing it is refused as too slow, whatever is left to check; `moved` is called at every step of
-    the way, so that whoever watches this process for a hang sees that it works.
+    After `time_limit` of playing it is refused as too slow, whatever is left to check. What counts is the processor
+    time of its workers and of this thread, to which other load does not add; the clock is there for what waits.
+    `moved` is called at every step of the way, so that whoever watches this process for a hang sees that it works.
     Determinism is judged across worker processes, of which `TWINS` are new at every level. The verdict's figures hold
     the code hash and the sandbox level.
     Raises `SandboxError` only when no sandbox works here, `WorkerNotStarted` when none does any more; what is wrong
@@ -83,7 +85,7 @@ def validate_module(
         if faults:
             return ValidationVerdict(False, tuple(f"tools: {fault}" for fault in faults), figures)
         check = "scenario"
-        clock = _Clock(seconds, moved)
+        clock = _Clock(time_limit, moved, module)
         faults = level_faults(clock.timed(module.scenario), module.levels)
         if faults:
             return ValidationVerdict(False, tuple(f"levels: {fault}" for fault in faults), figures)
@@ -102,18 +104,23 @@ def validate_module(
 
 
 class _Clock:
-    """The time that the checks of a module have together, from now on."""
+    """The time that the checks of a module have together, from now on. `used` is the processor time of its workers, and
+    of this thread, so far; what is still to be made may be added to `modules`."""
 
-    def __init__(self, seconds: float, moved: Callable[[], None]) -> None:
-        self._seconds, self._moved = seconds, moved
-        self._ends = time.monotonic() + seconds
+    def __init__(self, limit: TimeLimit, moved: Callable[[], None], *modules: SandboxedModule) -> None:
+        self._moved, self.modules = moved, list(modules)
+        self._allowed = Allowance(limit, self.used)
+
+    def used(self) -> float:
+        """Seconds of processor time since some time in the past."""
+        return time.thread_time() + sum(module.used for module in self.modules)
 
     def look(self) -> None:
         """Raise `TooSlow` when the time is over; else say that work has moved."""
-        if time.monotonic() > self._ends:
+        if passed := self._allowed.over():
             raise TooSlow(
-                f"time: the module is too slow: its checks were not done after {self._seconds:g} s; do less in "
-                "scenario, transition, reply, reward and oracle"
+                f"time: the module is too slow: its checks were not done after {passed} ({self._allowed.spent()}); do "
+                "less in scenario, transition, reply, reward and oracle, and wait for nothing"
             )
         self._moved()
 
@@ -150,11 +157,12 @@ def _at_every_level(
     is there. The figures are those of level 0, further levels' under `levels`. The tests of need have one limit of
     time together, and so have all checks."""
     figures: dict[str, Any] = {}
-    left = NeedLimits().seconds
+    left = NeedLimits().time_limit
     for level in range(module.levels):
-        need_limits = NeedLimits(seconds=left)
+        need_limits = NeedLimits(time_limit=left)
         with ExitStack() as ends:
             twins = [ends.enter_context(closing(SandboxedModule(module.source, module.level))) for _ in range(TWINS)]
+            clock.modules += twins
             verdict = validate_environment(
                 partial(_Timed, module, clock),
                 clock.timed(partial(module.scenario, level=level)),
@@ -162,10 +170,11 @@ def _at_every_level(
                 wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
                 twins=[clock.timed(partial(twin.scenario, level=level)) for twin in twins],
                 make_twin=partial(_Timed, twins[0], clock),
-                need=partial(check_need, step=module.step, materials=materials, limits=need_limits),
+                need=partial(check_need, step=module.step, materials=materials, limits=need_limits, used=clock.used),
             )
         found = dict(verdict.figures)
-        left = max(0.0, left - found.get("need", {}).get("seconds", 0.0))
+        need = found.get("need", {})
+        left = left.without(need.get("processor_seconds", 0.0), need.get("seconds", 0.0))
         if level == 0:
             figures = found
         else:

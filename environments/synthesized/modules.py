@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.contract import Action, Message, Observation, Score, TargetTask, ToolCall, canonical_json
-from environments.sandbox.workers import DEFAULT_LIMITS, ModuleError, SandboxLevel, SandboxLimits, WorkerPool
+from environments.sandbox.pool import WorkerPool
+from environments.sandbox.workers import DEFAULT_LIMITS, ModuleError, SandboxLevel, SandboxLimits
 from environments.scores import rounded
 from environments.synthesized.goals import goal_faults, judge_goal, plain_json
 from environments.validation.levels import LEAST, LEVELS_HELP, MOST
@@ -53,6 +54,11 @@ class SandboxedModule:
     def restarts(self) -> int:
         """How often the worker had to be replaced."""
         return self._pool.restarts
+
+    @property
+    def used(self) -> float:
+        """Seconds of processor time that its code has taken in all workers."""
+        return self._pool.used
 
     def call(self, function: str, *arguments: Any) -> Any:
         """A function of the module, with its answer checked to be bounded plain JSON. Raises `SandboxError`, and

@@ -8,11 +8,12 @@ Every figure is kept, and of every policy that won, one episode to show.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from environments.contract import Environment, Message, TargetTask
+from environments.sandbox.allowance import Allowance, TimeLimit
 from environments.validation.lazy import LAZY_POLICIES, Plan, policy_of, unbound_reason, words_with_digits
 from environments.validation.measuring import exhibit, measured
 from environments.validation.playing import Played, SimplePolicy, play, replay_policy
@@ -20,6 +21,7 @@ from environments.validation.repeats import Source, repeated
 from environments.validation.step import Deed, recorded, without_step
 
 PLANS = 6
+TIME = TimeLimit(processor=60.0, clock=1200.0)
 # Scenarios whose oracle gives the plans; more would only add rare ones.
 _RECORDED = 20
 # Other scenarios of which the oracle's values are tried where its own must be made up.
@@ -29,13 +31,13 @@ _DONORS = 5
 @dataclass(frozen=True)
 class NeedLimits:
     """Bounds per policy: share of successes (rewards of 0.95 count) and mean reward, both in [0, 1]; `repeats` is the
-    share of scenarios that may hold what other texts hold, by chance. `seconds` bounds all of it: a module that is
+    share of scenarios that may hold what other texts hold, by chance. `time_limit` bounds all of it: a module that is
     slower than that would hold up its training as well."""
 
     success: float = 0.10
     reward: float = 0.25
     repeats: float = 0.05
-    seconds: float = 60.0
+    time_limit: TimeLimit = TIME
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,16 @@ class Materials:
 
 @dataclass(frozen=True)
 class _Bench:
-    """Where lazy policies are measured, by which bounds, and until when (seconds of the monotonic clock)."""
+    """Where lazy policies are measured, by which bounds, and what time they may still take."""
 
     environment: Environment
     tasks: Sequence[TargetTask]
     limits: NeedLimits
-    ends: float
+    allowed: Allowance
 
     @property
     def too_late(self) -> bool:
-        return time.monotonic() > self.ends
+        return bool(self.allowed.over())
 
 
 @dataclass
@@ -79,13 +81,15 @@ def check_need(
     step: Mapping[str, str],
     materials: Materials | None = None,
     limits: NeedLimits | None = None,
+    used: Callable[[], float] = time.thread_time,
 ) -> Need:
-    """Play the tests of need on `tasks`, scenarios of a module whose oracle is known to solve them. Faults of the
-    environment are in the reasons, never raised."""
+    """Play the tests of need on `tasks`, scenarios of a module whose oracle is known to solve them. `used` gives the
+    seconds of processor time that the tests have taken up to now, wherever their code runs. Faults of the environment
+    are in the reasons, never raised."""
     limits, materials = limits or NeedLimits(), materials or Materials()
-    started = time.monotonic()
+    allowed = Allowance(limits.time_limit, used)
     need = Need()
-    at = _Bench(environment, tasks, limits, started + limits.seconds)
+    at = _Bench(environment, tasks, limits, allowed)
     deeds: list[list[Deed]] = []
     for task in tasks:
         deeds.append(recorded(environment, task))
@@ -94,7 +98,7 @@ def check_need(
     _check_step(need, at, deeds, step)
     _check_repeats(need, tasks, materials, limits)
     _check_lazy(need, at, plans_of(deeds[:_RECORDED]) or [()], materials)
-    need.figures["seconds"] = round(time.monotonic() - started, 3)
+    need.figures |= {"seconds": round(allowed.elapsed, 3), "processor_seconds": round(allowed.used, 3)}
     return need
 
 
@@ -128,8 +132,9 @@ def _check_lazy(need: Need, at: _Bench, plans: Sequence[Plan], materials: Materi
             continue
         if at.too_late:
             need.reasons.append(
-                f"need: the module is too slow: after {at.limits.seconds:g} s only {len(rows)} of "
-                f"{len(LAZY_POLICIES)} lazy policies were played; do less in transition, reply and reward"
+                f"need: the module is too slow: after {at.allowed.over()} only {len(rows)} of {len(LAZY_POLICIES)} "
+                f"lazy policies were played ({at.allowed.spent()}); do less in transition, reply and reward, and wait "
+                "for nothing"
             )
             return
         row, best = _strongest(at, [policy_of(lazy, plan, values) for plan in own])

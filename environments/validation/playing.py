@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, canonical_json
 from environments.playing import take_turns
-from environments.sandbox.workers import WorkerNotStarted
+from environments.sandbox.workers import WorkerDied, WorkerNotStarted
 from environments.scores import checked_score
 from errors import BudgetExceeded, ProviderError
 
@@ -37,8 +37,8 @@ SimplePolicy = Callable[[Environment, Sequence[Message], random.Random], Action 
 
 @dataclass(frozen=True)
 class Played:
-    """An episode: its score (None on a fault), the bytes that equal episodes share, steps, the fault's text, and the
-    conversation (up to the fault)."""
+    """An episode: its score (None on a fault), the bytes that equal episodes share (on a fault its text without what
+    was measured), steps, the fault's text, and the conversation (up to the fault)."""
 
     score: Score | None
     transcript: bytes
@@ -87,7 +87,9 @@ def play(
     except OUTSIDE:
         raise
     except FAULTS as error:
-        return Played(None, b"", steps, f"{type(error).__name__}: {error}"[:500], tuple(messages))
+        name = type(error).__name__
+        plain = error.plain if isinstance(error, WorkerDied) else error
+        return Played(None, _bytes(f"{name}: {plain}"), steps, f"{name}: {error}"[:500], tuple(messages))
 
 
 def play_all(

@@ -93,7 +93,7 @@ def test_docker_is_told_where_its_daemon_is_and_nothing_else_of_the_environment(
 
 def test_a_container_tells_why_it_ended(calls):
     for function, why in (("fork", "killed for a denied system call"), ("spin", "deadline")):
-        worker = Worker(MODULE, SandboxLevel.CONTAINER, SandboxLimits(call_seconds=0.6))
+        worker = Worker(MODULE, SandboxLevel.CONTAINER, SandboxLimits(call_seconds=0.3))
         with pytest.raises(CallKilled, match=why):
             worker.call(function)
         assert not worker.alive

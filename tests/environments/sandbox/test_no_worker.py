@@ -10,7 +10,8 @@ import pytest
 
 from environments.contract import Action, TargetTask
 from environments.sandbox import workers
-from environments.sandbox.workers import SandboxLevel, SandboxLimits, Worker, WorkerNotStarted, WorkerPool
+from environments.sandbox.pool import WorkerPool
+from environments.sandbox.workers import SandboxLevel, SandboxLimits, Worker, WorkerNotStarted
 from environments.synthesized.drawing import first_made
 from environments.synthesized.module_files import validate_module
 from environments.validation.checks import Limits

@@ -16,6 +16,7 @@ from sandbox_attacks import ATTACKS
 from environments.contract import content_hash
 from environments.sandbox import workers as sandbox
 from environments.sandbox.confinement import bubblewrap_command
+from environments.sandbox.pool import WorkerPool
 from environments.sandbox.seccomp import inner_filter, outer_filter
 from environments.sandbox.workers import (
     ModuleError,
@@ -24,12 +25,11 @@ from environments.sandbox.workers import (
     Worker,
     WorkerDied,
     WorkerGone,
-    WorkerPool,
     choose_level,
 )
 from errors import ConfigurationError, SandboxError
 
-LIMITS = SandboxLimits(call_seconds=0.6)
+LIMITS = SandboxLimits(call_seconds=0.6, clock_seconds=1.0)
 ECHO = """
 seen = []
 def echo(x): return x

@@ -4,14 +4,14 @@
 import hashlib
 import json
 import re
-import time
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from environments.contract import Action, Environment, ToolCall
 from environments.sandbox.confinement import SPAWNER
+from environments.sandbox.workers import SandboxLimits
 from environments.synthesized import module_files
 from environments.synthesized.module_files import load_module, play_by_hand, save_module, validate_file, validate_module
 from environments.synthesized.modules import SandboxedModule
@@ -41,6 +41,7 @@ def test_flawed_modules_are_refused_with_the_reason(name):
         assert reason in found
 
 
+QUICK = SandboxLimits(call_seconds=0.1)
 FEW = Limits(distinct=12, searched=24, episodes=12, attack_seeds=1, replayed=6)
 
 
@@ -213,7 +214,8 @@ def test_by_hand_the_answer_to_the_last_action_is_shown(module):
         (("    rng = random.Random(seed)", "    while True: pass"), "deadline"),
     ],
 )
-def test_every_fault_of_the_contract_is_named(change, reason):
+def test_every_fault_of_the_contract_is_named(change, reason, monkeypatch):
+    monkeypatch.setattr(module_files, "SandboxedModule", partial(SandboxedModule, limits=QUICK))
     source = EXAMPLE.read_text()
     assert change[0] in source
     limits = Limits(distinct=5, searched=10, episodes=5, attack_seeds=1, replayed=2)
@@ -306,15 +308,6 @@ def test_a_module_that_never_loads_is_a_sandbox_error():
         SandboxedModule("1 / 0")
 
 
-def test_a_module_that_hangs_is_given_up_on_quickly():
-    source = EXAMPLE.read_text().replace('    arguments = call["arguments"]\n', "    while True:\n        pass\n", 1)
-    started = time.monotonic()
-    verdict = validate_module(source)
-    assert time.monotonic() - started < 30
-    assert not verdict.accepted
-    assert "deadline" in "".join(verdict.reasons)
-
-
 NOTE = """TOOLS = [
     {"type": "function", "function": {"name": "add_note", "description": "Keep a note.", "parameters": {
         "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}},
@@ -342,26 +335,6 @@ def test_a_tool_that_keeps_a_text_and_answers_with_it_is_no_fault_whatever_it_is
     module.close()
     assert "A" * 9_000 in answers[0]
     assert answers[1] == '{"error":"the arguments have 10011 characters, more than 10000"}'
-
-
-@pytest.mark.parametrize(("seconds", "checks"), [(70, []), (400, ["scenarios", "determinism"]), (9_999_999, None)])
-def test_all_checks_of_a_module_have_one_limit_of_time(monkeypatch, seconds, checks):
-    """Every look at the clock is a second here: in the levels, in the policies, and with enough of them accepted."""
-    now = [0.0]
-    monkeypatch.setattr(module_files, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def moved():
-        now[0] += 1
-
-    verdict = validate_module(EXAMPLE.read_text(), FEW, seconds=seconds, moved=moved)
-    assert verdict.accepted == (checks is None)
-    if checks is None:
-        assert now[0] > 1000
-        return
-    (reason,) = verdict.reasons
-    assert f"time: the module is too slow: its checks were not done after {seconds} s; do less in" in reason
-    assert now[0] == seconds + 1
-    assert [name for name in ("scenarios", "determinism", "policies") if name in verdict.figures] == checks
 
 
 def test_a_target_without_tools_has_modules_without_tools_that_are_judged_like_others():

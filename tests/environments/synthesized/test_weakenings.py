@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 
 import pytest
 
 from environments.contract import Message, ToolCall
+from environments.sandbox.allowance import TimeLimit
 from environments.synthesized.module_files import validate_module, verdict_lines
 from environments.synthesized.modules import SandboxedModule
 from environments.validation.need import Materials, Need, NeedLimits, check_need
@@ -123,25 +125,35 @@ def need_of(source: str, limits: NeedLimits | None = None, materials: Materials 
     module = SandboxedModule(source)
     try:
         tasks = [module.scenario(seed) for seed in range(20)]
-        return check_need(module.environment(), tasks, module.step, materials, limits)
+        return check_need(
+            module.environment(), tasks, module.step, materials, limits, lambda: time.thread_time() + module.used
+        )
     finally:
         module.close()
 
 
 def test_a_slow_module_is_refused_in_bounded_time():
-    """Its episodes take longer than the hundredth of a second that is allowed here."""
-    need = need_of(ASK.read_text(), NeedLimits(seconds=0.01))
+    """Its episodes take more of the processor than the hundredth of a second that is allowed here."""
+    need = need_of(ASK.read_text(), NeedLimits(time_limit=TimeLimit(0.01, 600)))
     (reason,) = need.reasons
-    assert reason.startswith("need: the module is too slow: after 0.01 s only ")
+    assert reason.startswith("need: the module is too slow: after 0.01 s of processor time only ")
+    assert " of 0.01 s of processor time, " in reason
+    assert 0.01 <= need.figures["processor_seconds"] <= need.figures["seconds"]
     assert need.figures["step"]["success_rate"] == 0.0
 
 
 def test_the_oracle_of_a_slow_module_is_not_played_on_either():
     """Without any time left one scenario is recorded and replayed, of twenty; only slowness is a reason."""
-    need = need_of(ASK.read_text(), NeedLimits(seconds=0.0))
+    need = need_of(ASK.read_text(), NeedLimits(time_limit=TimeLimit(0, 600)))
     assert need.figures["step"]["episodes"] == 1
     (reason,) = need.reasons
-    assert reason.startswith("need: the module is too slow: after 0 s only 0 of 10 lazy policies")
+    assert reason.startswith("need: the module is too slow: after 0 s of processor time only 0 of 10 lazy policies")
+
+
+def test_the_tests_of_need_of_a_module_that_waits_end_by_the_clock():
+    (reason,) = need_of(ASK.read_text(), NeedLimits(time_limit=TimeLimit(600, 0.01))).reasons
+    assert reason.startswith("need: the module is too slow: after 0.01 s on the clock only ")
+    assert " of 600 s of processor time, " in reason
 
 
 def test_a_fault_that_only_a_lazy_policy_provokes_is_a_reason():
