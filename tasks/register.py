@@ -3,6 +3,7 @@ version in MLflow's registry."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pandas as pd
 from prefect.artifacts import create_link_artifact
 
 from db import AdapterRow, AdapterState
+from environments.sandbox.workers import ModuleError
 from errors import EpisodesLost
 from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG as FINGERPRINT
@@ -25,18 +27,31 @@ from tasks.round.results import RegisterResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import FRESH_SEED, seed_offset
+from tasks.synthesis.choosing import finished
 from tasks.synthesis.environments import stored_environment
+from tasks.train import FAILED
+
+logger = logging.getLogger("trace")
 
 
 @stage("register", title="register {capability}")
 def register(context: Context, capability: str) -> RegisterResult:
     """Load the adapter, measure it on fresh seeds against the base and the champion that it was trained on from, and
-    register it in MLflow as challenger, with the proof of its training's end."""
-    name = load_trained(context.stored, context.policy, context.files, capability)
+    register it in MLflow as challenger, with the proof of its training's end. One whose written module gives no
+    scenarios any more, or loses every episode of a side, cannot be measured: it ends alone, and the round goes on."""
     row = context.store.row(AdapterRow, id=own_adapter(context.stored, capability))
     assert row is not None, "it was trained"
+    if row.state == AdapterState.FAILED:  # a process died between that and the end of the stage
+        return RegisterResult(skipped=f"{FAILED}: {row.config[FAILED]}")
+    name = load_trained(context.stored, context.policy, context.files, capability)
     proof = proof_of(context, row, name)
-    sides = _on_fresh_seeds(context, capability, row.id, name)
+    try:
+        sides = _on_fresh_seeds(context, capability, row.id, name)
+    except ModuleError as problem:
+        logger.warning("the adapter for %s is not registered: %s", capability, problem)
+        config = {**row.config, FAILED: str(problem)}
+        context.store.set_state(AdapterRow, row.id, AdapterState.FAILED, config=config)
+        return RegisterResult(skipped=f"{FAILED}: {problem}")
     rates = {side: success_interval(f) for side, f in sides.items()}
     registered = _in_mlflow(context, capability, row, proof, sides["adapter"], rates)
     liveness, adapter = proof.largest_move, rates["adapter"]
@@ -68,7 +83,8 @@ def register(context: Context, capability: str) -> RegisterResult:
 
 def _on_fresh_seeds(context: Context, capability: str, identity: str, name: str) -> dict[str, pd.DataFrame]:
     """Outcomes of the base, the champion if there is one, and the adapter, which is loaded under `name`, on scenarios
-    that no training has seen. Raises `EpisodesLost` where every episode of a side was lost."""
+    that no training has seen. Raises `ModuleError` where a written module has lost every episode of a side, and
+    `EpisodesLost` where they were lost to anything else."""
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     ground = context.training_ground(environment.spec.id, environment.environment, identity)
     first = FRESH_SEED + seed_offset(context.round.number)
@@ -82,7 +98,8 @@ def _on_fresh_seeds(context: Context, capability: str, identity: str, name: str)
     for side, (adapter, on) in playing.items():
         episodes = [Episode("", scenario, context.seed, 0, adapter) for scenario in scenarios]
         ids = context.engine.play(on, episodes, f"{capability}: fresh seeds, {side}")
-        sides[side] = outcomes(context.store, ids)
+        frame = outcomes(context.store, ids, lost=True)
+        sides[side] = finished(frame, {s.id for s in scenarios}, f"what {side} does on fresh seeds")
         if sides[side].empty:
             raise EpisodesLost(
                 f"all {len(ids)} episodes of {side} on fresh seeds of {capability} were lost to errors, so it has no "

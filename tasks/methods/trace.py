@@ -29,6 +29,7 @@ from tasks.round.results import (
     CalibrateResult,
     ChallengeResult,
     GateResult,
+    RegisterResult,
     SelectResult,
     SynthesizeResult,
     TrainResult,
@@ -197,8 +198,9 @@ def _still_in(context: Context, selected: list[str]) -> list[str]:
 
 
 def _fell_out(context: Context, capability: str) -> bool:
-    """Whether a capability's environment was refused, or its calibration or training did not go on."""
-    found = (context.found(kind, capability) for kind in (SynthesizeResult, CalibrateResult, TrainResult))
+    """Whether a capability's environment was refused, or its calibration, training or measuring did not go on."""
+    kinds = (SynthesizeResult, CalibrateResult, TrainResult, RegisterResult)
+    found = (context.found(kind, capability) for kind in kinds)
     return any(result is not None and not result.goes_on for result in found)
 
 

@@ -54,7 +54,7 @@ def capabilities_of(stored: StoredRound, before: Collection[str]) -> list[Capabi
         store.rows(SelectionRow, round_id=round_id), key=lambda r: (r.rank is None, r.rank, -(r.mean_delta or 0.0))
     ):
         name = rows[s.capability_id].name
-        registered = stored.found(RegisterResult, name)
+        registered = stored.found(RegisterResult, name) if stored.goes_on(RegisterResult, name) else None
         gated = verdicts.get(name)
         verdict, reasons = last_verdict(gated, verdicts.get(WHOLE)) if gated else _last_word(stored, name, s)
         trained, synthesized = stored.found(TrainResult, name), stored.found(SynthesizeResult, name)
@@ -124,6 +124,9 @@ def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple
         return trained.verdict.partition(":")[0], [trained.verdict]
     if trained and trained.unused:
         return "mastered" if trained.ending == Ending.MASTERED else "no-gain", [trained.unused]
+    measuring = stored.found(RegisterResult, name)
+    if measuring and measuring.skipped:
+        return measuring.skipped.partition(":")[0], [measuring.skipped]
     return "unfinished", ["The round has not come to its gate."]
 
 

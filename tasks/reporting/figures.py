@@ -156,10 +156,10 @@ class Transfer(_Figures):
 class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the final one: `promoted` or `refused` with the release that
     was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`,
-    `does-not-transfer`, `training-failed` (its groups taught nothing, or its weights came apart), `mastered` (nothing
-    left to train), `no-gain` (no checkpoint was better than the start), `not-trainable` (no environment could teach
-    it), `postponed` (selected, and left to another round, as this one trained as many as it may, or another for the
-    same families), or `not-selected`; `reasons` are sentences.
+    `does-not-transfer`, `training-failed` (its groups taught nothing, its weights came apart, or a written module lost
+    every episode that was to measure it), `mastered` (nothing left to train), `no-gain` (no checkpoint was better than
+    the start), `not-trainable` (no environment could teach it), `postponed` (selected, and left to another round, as
+    this one trained as many as it may, or another for the same families), or `not-selected`; `reasons` are sentences.
 
     `mean_cov` and `mean_delta` are None of the generalist, which no rule selects. `alone` is the gate's verdict on the
     adapter alone, with `points` and `adjusted_p` on its own families. `ending` says how training ended, `chosen` which

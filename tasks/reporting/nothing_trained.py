@@ -39,7 +39,7 @@ def ending_of(stored: StoredRound, rho: float) -> Ending:
     lacking in to be selected, failed at all. What is mastered was selected, and solved in the environments made for it.
     """
     selected = stored.result(SelectResult)
-    if any(stored.found(RegisterResult, c) for c in selected.selected):
+    if any(stored.goes_on(RegisterResult, c) for c in selected.selected):
         return Ending.TRAINED
     rollout = stored.diagnosis()
     if not selected.selected and not selected.unfit and rollout.scored - _solved(rollout) < rho * rollout.scored:
@@ -131,7 +131,8 @@ def _reason(stored: StoredRound, capability: str) -> str:
     made = stored.found(SynthesizeResult, capability)
     measured, trained = stored.found(CalibrateResult, capability), stored.found(TrainResult, capability)
     if trained is not None:
-        return trained.unused
+        measuring = stored.found(RegisterResult, capability)
+        return trained.unused or (measuring.skipped if measuring else "")
     if made and not made.accepted:
         return "; ".join(reason for reason in made.reasons if reason)
     return measured.reason if measured else ""

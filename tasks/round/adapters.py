@@ -69,7 +69,7 @@ def own_adapter(stored: StoredRound, capability: str) -> str:
 
 def registered(stored: StoredRound) -> list[str]:
     """The selected capabilities whose adapters are registered, in order of selection."""
-    return [c for c in stored.result(SelectResult).selected if stored.found(RegisterResult, c)]
+    return [c for c in stored.result(SelectResult).selected if stored.goes_on(RegisterResult, c)]
 
 
 def families_about(store: Store, adapter: AdapterRow) -> tuple[str, ...]:

@@ -265,15 +265,15 @@ def starts_text(figures: Sequence[StartFigures], keeps: Sequence[str] = ()) -> s
 class RegisterResult(StageResult):
     """The version in the registry; success on fresh seeds of the base, of the champion that it was trained on from
     (None where there was none) and of the adapter; `liveness` is the largest change of a log-probability of the probe,
-    in nats."""
+    in nats. `skipped` says why an adapter could not be measured, and was not registered."""
 
     stage: ClassVar[str] = "register"
-    version: str
-    served_name: str
-    base_success: float
+    version: str = ""
+    served_name: str = ""
+    base_success: float = 0.0
     champion_success: float | None = None
-    adapter_success: float
-    liveness: float
+    adapter_success: float = 0.0
+    liveness: float = 0.0
 
 
 class ChallengeResult(StageResult):

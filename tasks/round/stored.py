@@ -47,6 +47,11 @@ class StoredRound:
                 "start a round again: another one begins, and what was played is not played again"
             ) from None
 
+    def goes_on(self, kind: type[StageResult], *of: str) -> bool | None:
+        """Whether a stage (of a capability) is done and has something for the next one; None while it is not done."""
+        found = self.found(kind, *of)
+        return None if found is None else found.goes_on
+
     def result(self, kind: type[R], *of: str) -> R:
         """The stored result of a stage. Raises `StoreError` while the stage is not done."""
         found = self.found(kind, *of)

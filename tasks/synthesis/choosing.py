@@ -6,7 +6,7 @@ over when it has forgotten what the start could do. Nothing that is reported of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from pathlib import Path
 import pandas as pd
 
 from environments.contract import TargetTask
-from errors import EnvironmentFault
+from environments.sandbox.workers import NOT_STARTED, ModuleError
+from errors import EnvironmentFault, SandboxError
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.episodes import Episode
@@ -97,10 +98,31 @@ def loaded(context: Context, folder: Path | None, capability: str) -> Iterator[s
 def play_checkpoint(
     engine: RoundEngine, ground: Playground, tasks: Sequence[TargetTask], seed: int, adapter: str | None
 ) -> pd.DataFrame:
-    """Outcomes (see `outcomes`) of one episode on each task; what is stored is not played again."""
+    """Outcomes (see `outcomes`) of one episode on each task, the lost ones among them; what is stored is not played
+    again."""
     what = f"choose a checkpoint: {adapter or 'base'}"
     ids = engine.play(ground, [Episode("", task, seed, 0, adapter) for task in tasks], what)
-    return outcomes(engine.engine.store, ids)
+    return outcomes(engine.engine.store, ids, lost=True)
+
+
+def finished(frame: pd.DataFrame, own: Collection[str] = (), what: str = "") -> pd.DataFrame:
+    """Of outcomes with those that were lost, those that were not, as `outcomes` has them.
+
+    Raises `ModuleError` where a written module has lost every episode of the scenarios named `own`, which were to show
+    `what`: played again they would be lost again, and nothing else in the round is at fault. A machine that starts no
+    worker says nothing of a module."""
+    gone = frame[frame["error_boundary"].notna()]
+    mine = part_of(frame, set(own), True)
+    lost = part_of(gone, set(own), True)
+    said = zip(lost["error_boundary"], lost["error"], strict=True)
+    modules = [b == SandboxError.boundary and not str(error).startswith(NOT_STARTED) for b, error in said]
+    if len(lost) == len(mine) > 0 and all(modules):
+        raise ModuleError(
+            f"the written module ended all {len(lost)} episodes that were to show {what} with an error; the first: "
+            f"{lost['error'].iloc[0]}"
+        )
+    kept = frame.drop(gone.index).reset_index(drop=True)
+    return kept.assign(success=kept["success"].astype(bool))
 
 
 def pick(played: Mapping[int, pd.DataFrame], own: Sequence[TargetTask]) -> Choice:

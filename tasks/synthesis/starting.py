@@ -18,6 +18,7 @@ import pandas as pd
 
 from db import GENERALIST, AdapterRow, CalibrationRow, row_id
 from environments.contract import Generators, TargetTask
+from environments.sandbox.workers import ModuleError
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
 from errors import AdapterError, EnvironmentFault, NotFinite
@@ -29,10 +30,17 @@ from settings_parts import TrainSettings
 from tasks.measuring.lineup import champion_of, held, load_member, members_of, stored_member
 from tasks.round.adapters import BEFORE_PRACTICE, adapter_id, before_practice, families_about
 from tasks.round.context import Context
-from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
+from tasks.round.results import (
+    CalibrateResult,
+    RegisterResult,
+    SelectResult,
+    StartFigures,
+    SynthesizeResult,
+    TrainResult,
+)
 from tasks.round.rollouts import outcomes
 from tasks.synthesis.calibration import CARRY_SEED, focus_weights
-from tasks.synthesis.choosing import WORSE, falls, fresh_scenarios, part_of
+from tasks.synthesis.choosing import WORSE, falls, finished, fresh_scenarios, part_of
 from tasks.synthesis.environments import TrainingEnvironment
 
 # Adapters that are compared with the base at most: each costs as much as a checkpoint that is tried.
@@ -202,13 +210,13 @@ def training_order(context: Context, capabilities: Sequence[str]) -> list[str]:
 
 def _trained_before(context: Context, capability: str) -> Iterator[tuple[str, str]]:
     """Capability and adapter id of the round's other trainings that are done and have something to show. An adapter
-    that is no better than what it began from is not among them."""
+    that is no better than what it began from is not among them, nor one whose module lost what was to measure it."""
     selected = context.result(SelectResult).selected
     trained = {c: found for c in selected if c != capability and (found := context.found(TrainResult, c)) is not None}
     # The generalist is among them where the others went on from it; of how early it was its calibration says nothing.
     first = [c for c in trained if c == GENERALIST]
     for other in reversed([*first, *training_order(context, [c for c in trained if c != GENERALIST])]):
-        if trained[other].goes_on:
+        if trained[other].goes_on and context.stored.goes_on(RegisterResult, other) is not False:
             yield other, trained[other].adapter
 
 
@@ -229,16 +237,19 @@ def _usable(context: Context, other: str, identity: str, wanted: TrainingSetting
 
 def compare_starts(context: Context, environment: TrainingEnvironment, starts: Sequence[Start]) -> list[StartFigures]:
     """The base and `starts`, each on the same fresh scenarios of `environment` at the temperature of evaluation; one of
-    them is chosen. What is stored is not played again. One whose weights have come apart is left out. Raises
-    `EnvironmentFault` when every episode of one was lost."""
+    them is chosen. What is stored is not played again. One whose weights have come apart, or with which a written
+    module loses every episode, is left out. Raises `ModuleError` where it loses every one with the base, and
+    `EnvironmentFault` when every episode of one was lost to anything else."""
     own, retention = fresh_scenarios(environment, context.settings.train.choosing, context.round.number, CARRY_SEED)
     tasks, names = [*own, *retention], {task.id for task in own}
-    base = _played(context, environment, None, tasks)
+    what = "what {} is worth as a start"
+    base = finished(_played(context, environment, None, tasks), names, what.format("the base"))
     frames: list[tuple[Start | None, pd.DataFrame]] = [(None, base)]
     for start in starts:
         try:
-            frames.append((start, _played(context, environment, start, tasks)))
-        except NotFinite as problem:
+            frame = _played(context, environment, start, tasks)
+            frames.append((start, finished(frame, names, what.format(start.capability))))
+        except (NotFinite, ModuleError) as problem:
             logger.warning("%s cannot begin from %s: %s", environment.spec.capability, start.capability, problem)
     figures = [figures_of(start, frame, base, names) for start, frame in frames]
     measured = _calibrated(context, environment.spec.capability)
@@ -255,7 +266,7 @@ def _played(
     episodes = [Episode("", task, context.seed, 0, name) for task in tasks]
     with held(context, name):
         ids = context.engine.play(ground, episodes, f"choose a start: {start.capability if start else 'base'}")
-    return outcomes(context.store, ids)
+    return outcomes(context.store, ids, lost=True)
 
 
 def figures_of(start: Start | None, frame: pd.DataFrame, base: pd.DataFrame, own: set[str]) -> StartFigures:

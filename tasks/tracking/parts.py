@@ -18,6 +18,7 @@ from tasks.round.results import (
     ChallengeResult,
     ContrastResult,
     EvaluateResult,
+    RegisterResult,
     RolloutResult,
     SelectResult,
     TestResult,
@@ -71,7 +72,8 @@ def _training(registry: Registry, stored: StoredRound, capability: str) -> None:
     )
     if not frame.empty:
         log.dataset(_distinct(frame), f"{capability}-scenarios", "training")
-    registry.end_run(trained.run, failed=bool(trained.verdict), ended=_ended(stored, ("train", "register"), capability))
+    failed = bool(trained.verdict) or stored.goes_on(RegisterResult, capability) is False
+    registry.end_run(trained.run, failed=failed, ended=_ended(stored, ("train", "register"), capability))
 
 
 def _gate(registry: Registry, stored: StoredRound, parent: str) -> None:

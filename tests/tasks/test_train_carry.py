@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 
 from db import GENERALIST, AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
+from environments.sandbox.workers import ModuleError
 from models.adapters.files import WEIGHTS, adapter_digest
 from models.training.lora import PROJECTIONS
 from tasks import train as stage_file
@@ -280,6 +282,26 @@ def test_a_start_that_has_come_apart_is_left_out(context: Context) -> None:
     assert base.chosen
     assert not base.adapter
     assert context.policy.adapters == ()
+
+
+def test_what_a_module_loses_every_episode_with_is_no_start_and_ends_it_where_it_is_the_base(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    losing = {"told"}
+
+    def played(context: Context, environment: Any, start: starting.Start | None, tasks: Any) -> pd.DataFrame:
+        gone = (start.capability if start else "base") in losing
+        columns = {"task": [t.id for t in tasks], "success": float("nan") if gone else 1.0, "reward": 1.0}
+        return pd.DataFrame(columns | {"error_boundary": "sandbox" if gone else None, "error": "KeyError: 'slot'"})
+
+    monkeypatch.setattr(starting, "_played", played)
+    start = starting.Start("told", "a", context.folder)
+    (base,) = starting.compare_starts(context, Named(CAPABILITY), [start])  # type: ignore[arg-type]
+    assert base.chosen
+    assert "cannot begin from told: the written module ended all " in caplog.text
+    losing.add("base")
+    with pytest.raises(ModuleError, match="to show what the base is worth as a start"):
+        starting.compare_starts(context, Named(CAPABILITY), [start])  # type: ignore[arg-type]
 
 
 def test_with_carry_the_easiest_is_trained_first(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

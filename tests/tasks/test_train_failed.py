@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from db import GENERALIST, AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Action, Observation, TargetTask
-from environments.sandbox.workers import ModuleError, WorkerDied
+from environments.sandbox.workers import CallKilled, ModuleError, WorkerDied, WorkerNotStarted
 from errors import AdapterError, EnvironmentFault, EpisodesLost, Untrainable
 from models.adapters.files import WEIGHTS
 from models.adapters.fingerprint import Fingerprint, moves
@@ -25,6 +25,7 @@ from tasks import train as stage_file
 from tasks.round.adapters import BEFORE_PRACTICE, adapter_id
 from tasks.round.context import Context
 from tasks.round.results import StartFigures, SynthesizeResult
+from tasks.synthesis.calibration import FRESH_SEED, seed_offset
 from tasks.synthesis.choosing import Choice
 from tasks.synthesis.learning import course as course_file
 from tasks.synthesis.learning import training as training_file
@@ -194,14 +195,18 @@ def test_a_module_that_gives_no_scenarios_any_more_ends_its_own_adapter(
     assert (row.state, row.environment_id, row.config["rank"]) == (AdapterState.FAILED, "made", 4)
 
 
+KILLED = CallKilled("the call passed its deadline of 3 s of processor time")
+
+
+@pytest.mark.parametrize("problem", [ModuleError("KeyError: 'slot'"), KILLED])
 def test_a_module_that_raises_in_what_is_played_ends_its_own_adapter(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    context: Context, monkeypatch: pytest.MonkeyPatch, problem: ModuleError
 ) -> None:
-    """Tried again it would raise again, and the round would never end."""
+    """Tried again it would raise again, or take as long again, and the round would never end."""
 
     class Raising(World):
         def step(self, action: Action) -> Observation:
-            raise ModuleError("KeyError: 'slot'")
+            raise problem
 
     class Spoilt(Made):
         def environment(self) -> World:
@@ -210,7 +215,55 @@ def test_a_module_that_raises_in_what_is_played_ends_its_own_adapter(
     monkeypatch.setattr(stage_file, "stored_environment", lambda *given: Spoilt())
     result = stage_file.train.do(context, CAPABILITY)
     assert result.verdict.startswith("training-failed: no informative group in ")
-    assert "KeyError: 'slot'" in result.verdict
+    assert str(problem) in result.verdict
+
+
+class Losing(World):
+    """Training goes well in it, and every scenario that weights are compared on ends with an error."""
+
+    problem: Exception = KILLED
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.compared = task.id.startswith("own-")
+        return super().reset(task)
+
+    def step(self, action: Action) -> Observation:
+        if self.compared:
+            raise self.problem
+        return super().step(action)
+
+
+def test_a_module_that_loses_every_episode_of_a_comparison_ends_its_own_adapter(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spoilt(Made):
+        def environment(self) -> World:
+            return Losing()
+
+    monkeypatch.setattr(stage_file, "stored_environment", lambda *given: Spoilt())
+    result = stage_file.train.do(context, CAPABILITY)
+    assert result.verdict == (
+        "training-failed: the written module ended all 6 episodes that were to show what step 0 is worth with an "
+        "error; the first: the call passed its deadline of 3 s of processor time"
+    )
+    assert (result.steps, result.goes_on) == (3, False)
+    row = context.store.row(AdapterRow, id=result.adapter)
+    assert row is not None
+    assert row.state == AdapterState.FAILED
+
+
+@pytest.mark.parametrize("problem", [WorkerNotStarted("Too many open files"), EnvironmentFault("the shop is closed")])
+def test_what_the_machine_or_a_target_loses_of_a_comparison_is_no_fault_of_a_module(
+    context: Context, monkeypatch: pytest.MonkeyPatch, problem: EnvironmentFault
+) -> None:
+    class Spoilt(Made):
+        def environment(self) -> World:
+            return Losing()
+
+    monkeypatch.setattr(stage_file, "stored_environment", lambda *given: Spoilt())
+    monkeypatch.setattr(Losing, "problem", problem)
+    with pytest.raises(EnvironmentFault, match="what step 0 is worth were lost to errors"):
+        stage_file.train.do(context, CAPABILITY)
 
 
 @pytest.mark.parametrize("problem", [WorkerDied("no worker starts"), EnvironmentFault("all episodes were lost")])
@@ -242,16 +295,56 @@ def test_a_server_that_does_not_take_an_adapter_ends_the_round(
 def test_a_side_of_which_every_fresh_episode_was_lost_is_played_again_and_no_defect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    context, none = Mock(), pd.DataFrame(columns=["task", "family", "success", "reward"])
+    context = measuring(monkeypatch, [("sandbox", "no worker could be started: too many files"), ("environment", "x")])
+    with pytest.raises(EpisodesLost, match="all 2 episodes of base on fresh seeds of say_it were lost to errors"):
+        register_file.register._work(context, CAPABILITY)
+
+
+def test_a_module_that_loses_every_fresh_episode_ends_its_own_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = measuring(monkeypatch, [("sandbox", "KeyError: 'slot'"), ("sandbox", "TypeError: x")])
+    result = register_file.register._work(context, CAPABILITY)
+    assert result.skipped == (
+        "training-failed: the written module ended all 2 episodes that were to show what base does on fresh seeds with "
+        "an error; the first: KeyError: 'slot'"
+    )
+    assert not result.goes_on
+    (kind, identity, state), more = context.store.set_state.call_args
+    assert (kind, identity, state) == (AdapterRow, "a", AdapterState.FAILED)
+    assert more["config"]["rank"] == 4
+    context.registry.register.assert_not_called()
+    # A process died between that and the end of the stage.
+    context.store.row.return_value = replace(context.store.row.return_value, state=state, **more)
+    assert register_file.register._work(context, CAPABILITY).skipped == result.skipped
+
+
+def test_a_module_without_fresh_scenarios_ends_its_own_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spoilt(Made):
+        def own_scenario(self, seed: int) -> TargetTask:
+            raise ModuleError("no scenario came of 20 random numbers")
+
+    context = measuring(monkeypatch, [])
+    monkeypatch.setattr(register_file, "stored_environment", lambda *_: Spoilt())
+    result = register_file.register._work(context, CAPABILITY)
+    assert result.skipped == "training-failed: no scenario came of 20 random numbers"
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, lost: list[tuple[str, str]]) -> Mock:
+    """A round whose episodes on two fresh seeds were all lost: boundary and error of each."""
+    context = Mock()
     context.settings.evaluation.fresh, context.round.number = 2, 1
     context.engine.play.return_value = ["one", "two"]
     for name in ("own_adapter", "load_trained", "proof_of"):
         monkeypatch.setattr(register_file, name, Mock())
     monkeypatch.setattr(register_file, "champion_of", lambda *_: None)
     monkeypatch.setattr(register_file, "stored_environment", lambda *_: Made())
-    monkeypatch.setattr(register_file, "outcomes", lambda *_: none)
-    with pytest.raises(EpisodesLost, match="all 2 episodes of base on fresh seeds of say_it were lost to errors"):
-        register_file.register._work(context, CAPABILITY)
+    row = AdapterRow(id="a", round_id="r", base="b", base_revision="", state=AdapterState.TRAINED, config={"rank": 4})
+    context.store.row.return_value, first = row, FRESH_SEED + seed_offset(1)
+    frame = pd.DataFrame(
+        [(f"own-{first + i}", "own", float("nan"), None, *how) for i, how in enumerate(lost)],
+        columns=["task", "family", "success", "reward", "error_boundary", "error"],
+    )
+    monkeypatch.setattr(register_file, "outcomes", lambda *_, **__: frame)
+    return context
 
 
 def test_weights_are_probed_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,15 @@ from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import StartFigures, TransferFigures
 from tasks.round.rollouts import outcomes
-from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, loaded, pick, play_checkpoint
+from tasks.synthesis.choosing import (
+    Choice,
+    candidates,
+    finished,
+    fresh_scenarios,
+    loaded,
+    pick,
+    play_checkpoint,
+)
 from tasks.synthesis.environments import TrainingEnvironment
 from tasks.synthesis.transfer import failed_tasks, target_episodes, transfer_of
 
@@ -78,10 +86,10 @@ def check_transfer(
     settings, step, number, name = context.settings, min(third, result.last), context.round.number, course.name
     ground = context.training_ground(course.environment.spec.id, course.environment.environment, course.adapter)
     own, _ = fresh_scenarios(course.environment, settings.train.choosing, number)
-    start = _played_with(context, ground, result.weights[0] if warm else None, own, name)
+    start = finished(_played_with(context, ground, result.weights[0] if warm else None, own, name))
     target = apart(context.ground("transfer"), course.adapter)
     try:
-        now = _played_with(context, ground, result.weights[step], own, name)
+        now = finished(_played_with(context, ground, result.weights[step], own, name))
         with loaded(context, result.weights[step], name) as adapter:
             episodes = target_episodes(tasks, settings.train.transfer, context.seed, adapter)
             tried = outcomes(context.store, context.engine.play(target, episodes, f"try {name} on the target"))
@@ -104,7 +112,7 @@ def apart(ground: Playground, adapter: str) -> Playground:
 def _played_with(
     context: Context, ground: Playground, folder: Path | None, tasks: Sequence[TargetTask], capability: str
 ) -> pd.DataFrame:
-    """Outcomes of a checkpoint's weights (None: the base) on `tasks`; it is loaded for that alone."""
+    """All outcomes of a checkpoint's weights (None: the base) on `tasks`; it is loaded for that alone."""
     with loaded(context, folder, capability) as name:
         return play_checkpoint(context.engine, ground, tasks, context.seed, name)
 
@@ -120,7 +128,8 @@ def choose(
 
     The last is taken as it is where no step or no more than one was to be made, where `train.candidates` is 1, and
     where its environment taught the wrong thing. One that ended after a single step of several is compared with what it
-    began from, as others are. Those that have come apart are left out; raises `Untrainable` where all have.
+    began from, as others are. Those that have come apart are left out; raises `Untrainable` where all have, and
+    `ModuleError` where a written module loses every episode of one.
     """
     settings = context.settings
     steps = candidates(result.records, settings.train.candidates) if result.records else []
@@ -131,11 +140,12 @@ def choose(
     if isinstance(environment, Dialled):  # where training ended: at the level it began at, all may succeed by now
         environment = environment.at(result.records[-1].level)
     own, retention = fresh_scenarios(environment, settings.train.choosing, context.round.number)
-    played = {}
+    played, names = {}, {task.id for task in own}
     for step in (0, *steps):
         folder = result.weights[step] if step or warm else None  # an adapter that begins from zero is the base
         try:
-            played[step] = _played_with(context, ground, folder, [*own, *retention], environment.spec.capability)
+            frame = _played_with(context, ground, folder, [*own, *retention], environment.spec.capability)
+            played[step] = finished(frame, names, f"what step {step} is worth")
         except NotFinite as problem:
             if not step:  # the base, or what has trained without a word
                 raise

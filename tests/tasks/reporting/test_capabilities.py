@@ -31,9 +31,18 @@ from tasks.episodes.lineage import lineages_of
 from tasks.reporting.capabilities import capabilities_of
 from tasks.reporting.collect import _families
 from tasks.reporting.figures import FamilyFigures, RoundFigures
+from tasks.reporting.nothing_trained import how_it_ended
 from tasks.reporting.page import render
 from tasks.reporting.summary import print_summary
-from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
+from tasks.round.adapters import registered
+from tasks.round.results import (
+    CalibrateResult,
+    RegisterResult,
+    RolloutResult,
+    SelectResult,
+    SynthesizeResult,
+    TrainResult,
+)
 from tasks.round.stored import StoredRound
 from tasks.synthesis.calibration import FIGURES
 from tasks.tracking import parts
@@ -72,6 +81,31 @@ def learnt(shop: Shop, high: float, config: dict[str, Any]) -> tuple[Round, Roun
         shop.stage(row, made, name)
     found = capabilities_of(StoredRound(shop.store, row), ())
     return row, RoundFigures(round=row.id, target="shop", data_hash="d", seed=7, capabilities=found)
+
+
+def test_a_module_that_lost_what_was_to_measure_its_adapter_ends_its_capability_with_the_reason(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, _ = learnt(shop, 0.5, COUNTS)
+    why = "training-failed: the written module ended all 4 episodes that were to show what adapter does with an error"
+    shop.stage(row, RegisterResult(skipped=why), OWN)
+    shop.stage(row, SelectResult(selected=[OWN]))
+    shop.stage(row, RolloutResult(trajectories=["a", "b"], lost=0, success=0.5))
+    stored = StoredRound(shop.store, row)
+    assert registered(stored) == []
+    assert stored.unreadable() == ""
+    (found,) = [c for c in capabilities_of(stored, ()) if c.name == OWN]
+    assert (found.verdict, found.reasons, found.adapter, found.version) == ("training-failed", [why], None, None)
+    figures = RoundFigures(round=row.id, target="shop", data_hash="d", seed=7, capabilities=[found])
+    assert why in render(figures)
+    runs: list[tuple[str, bool]] = []
+    registry: Any = SimpleNamespace(end_run=lambda run, failed, ended: runs.append((run, failed)))
+    monkeypatch.setattr(parts, "RunLog", lambda *_: SimpleNamespace(metrics=lambda *_: None))
+    for name in (OWN, GENERALIST):
+        parts._training(registry, stored, name)
+    assert runs == [(f"r-{OWN}", True), (f"r-{GENERALIST}", False)]
+    ended = how_it_ended(stored, SimpleNamespace(), False, 0.1)  # type: ignore[arg-type]
+    assert f"refund_payment: {why}." in ended.reason
 
 
 def cards(stored: StoredRound, figures: RoundFigures) -> dict[str, str]:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from environments.contract import Generators, TargetTask
+from environments.sandbox.workers import NOT_STARTED, ModuleError
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError, EnvironmentFault
@@ -27,7 +28,7 @@ from tasks.synthesis.calibration import (
     round_seed,
     seed_offset,
 )
-from tasks.synthesis.choosing import DRAWS, candidates, fresh_scenarios, pick, retained
+from tasks.synthesis.choosing import DRAWS, candidates, finished, fresh_scenarios, pick, retained
 from tasks.synthesis.learning import course
 
 OWN = [TargetTask(f"own-{i}", "training", "own", i) for i in range(16)]
@@ -44,9 +45,9 @@ def outcomes(own: int, others: int = 8, reward: float = 0.0) -> pd.DataFrame:
     """Outcomes of one episode on each scenario, of which the first `own` and `others` succeed."""
     tasks = [*OWN, *OTHERS]
     success = [i < own for i in range(16)] + [i < others for i in range(8)]
-    return pd.DataFrame(
-        {"task": [t.id for t in tasks], "success": success, "reward": [1.0 if s else reward for s in success]}
-    )
+    rewards = [1.0 if s else reward for s in success]
+    given = {"task": [t.id for t in tasks], "success": success, "reward": rewards}
+    return pd.DataFrame(given | {"error_boundary": None, "error": None})
 
 
 def test_the_last_checkpoint_and_the_best_of_training_are_played() -> None:
@@ -102,6 +103,31 @@ def test_with_every_profile_a_checkpoint_that_lost_all_retention_is_seen_to_forg
 def test_the_start_is_kept_only_where_every_checkpoint_is_surely_worse() -> None:
     assert pick({0: outcomes(8), 2: outcomes(5), 4: outcomes(7)}, OWN).step == 4
     assert pick({0: outcomes(14), 2: outcomes(2), 4: outcomes(3)}, OWN).step == 0
+
+
+@pytest.mark.parametrize(
+    ("errors", "ends"),
+    [
+        ([("sandbox", "KeyError: 'slot'")] * 16, True),
+        ([("sandbox", "KeyError: 'slot'")] * 15, False),
+        ([("sandbox", "KeyError")] * 15 + [("sandbox", f"{NOT_STARTED}: Too many open files")], False),
+        ([("sandbox", "KeyError")] * 15 + [("environment", "the shop is closed")], False),
+        ([("provider", "503")] * 16, False),
+    ],
+)
+def test_only_what_the_module_loses_of_all_of_its_own_scenarios_ends_a_capability(
+    errors: list[tuple[str, str]], ends: bool
+) -> None:
+    frame, names = outcomes(8).astype({"success": float}), {task.id for task in OWN}
+    for i, (boundary, error) in enumerate(errors):
+        frame.loc[i, ["success", "error_boundary", "error"]] = [float("nan"), boundary, error]
+    if ends:
+        with pytest.raises(ModuleError, match="module ended all 16 episodes that were to show it with an error"):
+            finished(frame, names, "it")
+    else:
+        left = finished(frame, names, "it")
+        assert (len(left), left["success"].dtype) == (24 - len(errors), bool)
+    assert len(finished(frame)) == 24 - len(errors)
 
 
 def test_scenarios_without_retention_and_lost_episodes() -> None:
