@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from models.providers.analyst import Analyst, Question
 from tasks.methods.examples import NUMBERS, Example
 from tasks.methods.seed.prompts import Prompting
+from tasks.mining.transcripts import RECORDED, recording
 
 INSTRUCTIONS, EXAMPLES = "instructions", "examples"
 SCRIPTED = "a script (worked examples swapped, reminders of failed checks); no language model reflects"
@@ -93,15 +94,16 @@ class Proposer:
 
 
 def by_analyst(analyst: Analyst, temperature: float) -> Rewrite:
-    """A model's rewriting of instructions, asked with GEPA's own prompt; replies are kept, so a run that goes on asks
-    nothing twice."""
+    """A model's rewriting of instructions, asked with GEPA's own prompt, what was said in episodes fenced off in it;
+    replies are kept, so a run that goes on asks nothing twice."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
     def rewrite(text: str, records: Records) -> str:
+        shown = [{k: recording(v) if isinstance(v, str) else v for k, v in record.items()} for record in records]
         prompt = InstructionProposalSignature.prompt_renderer(
-            {"current_instruction_doc": text, "dataset_with_feedback": list(records), "prompt_template": None}
+            {"current_instruction_doc": text, "dataset_with_feedback": shown, "prompt_template": None}
         )
-        asked = [{"role": "user", "content": str(prompt)}]
+        asked = [{"role": "system", "content": RECORDED}, {"role": "user", "content": str(prompt)}]
         return analyst.ask(Question("gepa", asked, NewInstructions, temperature)).value.instructions
 
     return rewrite

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from errors import LabelError, ProviderError
 from models.providers.analyst import Question, Refused, unanswered
 from tasks.mining.labelling import STAGE, Asker, MinedCapability, MiningSettings, Transcript, discover, shown_of
-from tasks.mining.transcripts import compact
+from tasks.mining.transcripts import compact, recording, with_recordings
 
 logger = logging.getLogger("trace")
 
@@ -73,20 +73,15 @@ def _refused(
     analyst: Asker, transcripts: Sequence[Transcript], context: str, settings: MiningSettings
 ) -> dict[str, str]:
     """Which of the conversations are refused alone, behind the same `context`, with what was said of each."""
-    task = "Say in one sentence what the agent did in this trajectory."
+    task = with_recordings("Say in one sentence what the agent did in this trajectory.")
+    texts = [recording(compact(t.messages, settings.trajectory_tokens, t.id)) for t in transcripts]
     questions = [
         Question(
             STAGE,
-            [
-                {"role": "system", "content": task},
-                {
-                    "role": "user",
-                    "content": f"{context}\n\n### T1\n{compact(t.messages, settings.trajectory_tokens, t.id)}",
-                },
-            ],
+            [{"role": "system", "content": task}, {"role": "user", "content": f"{context}\n\n### T1\n{text}"}],
             Read,
         )
-        for t in transcripts
+        for text in texts
     ]
     heard = analyst.ask_many(questions)
     for answer in heard:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from errors import ProviderError
 from models.providers.analyst import Answer, Question, unanswered
 from tasks.mining.labelling import STAGE, Asker, MinedCapability, MiningSettings, Transcript
-from tasks.mining.transcripts import compact
+from tasks.mining.transcripts import compact, recording, with_recordings
 
 
 class FitJudgement(BaseModel):
@@ -50,7 +50,8 @@ def judge_fit(
     """
     by_id = {t.id: t for t in transcripts}
     blocks = [
-        f"### E{i + 1}\n{compact(by_id[e].messages, settings.trajectory_tokens, e)}" for i, e in enumerate(evidence[:5])
+        f"### E{i + 1}\n{recording(compact(by_id[e].messages, settings.trajectory_tokens, e))}"
+        for i, e in enumerate(evidence[:5])
     ]
     task = (
         "These failed trajectories are of tasks in which the capability below may matter. First write the reason: what "
@@ -60,7 +61,7 @@ def judge_fit(
         "description says. " + user_answers(transcripts)
     )
     asked = f"{context}\n\n## Capability {capability.name}\n{capability.definition}\n\n" + "\n\n".join(blocks)
-    messages = [{"role": "system", "content": task}, {"role": "user", "content": asked}]
+    messages = [{"role": "system", "content": with_recordings(task)}, {"role": "user", "content": asked}]
     questions = [
         Question(STAGE, messages, FitJudgement, temperature=settings.temperature, sample=n)
         for n in range(settings.judges)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from errors import LabelError, ProviderError
 from models.providers.analyst import Answer, Question, Refused, unanswered
 from tasks.mining.labels import LABELS
-from tasks.mining.transcripts import compact
+from tasks.mining.transcripts import compact, recording, with_recordings
 
 STAGE = "contrast"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){1,4}")
@@ -117,7 +117,8 @@ def discover(
     shown = shown_of(transcripts, settings)
     aliases = {f"T{i + 1}": transcript for i, transcript in enumerate(shown)}
     blocks = [
-        f"### {alias} ({'PASSED' if t.passed else 'FAILED'})\n{compact(t.messages, settings.trajectory_tokens, t.id)}"
+        f"### {alias} ({'PASSED' if t.passed else 'FAILED'})\n"
+        + recording(compact(t.messages, settings.trajectory_tokens, t.id))
         for alias, t in aliases.items()
     ]
     task = (
@@ -126,7 +127,8 @@ def discover(
         "snake_case, 2 to 5 words. Define each in 2 or 3 sentences, so precisely that two raters would agree. They "
         "must be general (no rule of this one domain) and must not overlap. Give the ids of examples of both kinds."
     )
-    messages = [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join([context, *blocks])}]
+    content = "\n\n".join([context, *blocks])
+    messages = [{"role": "system", "content": with_recordings(task)}, {"role": "user", "content": content}]
     question = Question(STAGE, messages, FoundCapabilities, check=_candidate_check(aliases, settings.candidates))
     answer = analyst.ask(question)
     return tuple(
@@ -295,7 +297,7 @@ def _label_question(
 ) -> Question[GivenLabels]:
     def block(alias: str, trajectory: str) -> str:
         outcome = f" ({'PASSED' if by_id[trajectory].passed else 'FAILED'})" if settings.show_outcome else ""
-        return f"### {alias}{outcome}\n{texts[trajectory]}"
+        return f"### {alias}{outcome}\n{recording(texts[trajectory])}"
 
     task = (
         "Label every pair of a trajectory and a capability: NA when the task does not require the capability, PRESENT "
@@ -309,7 +311,7 @@ def _label_question(
     blocks = [block(f"T{i + 1}", trajectory) for i, trajectory in enumerate(batch)]
     content = "\n\n".join([context, f"## Capabilities\n{defined}", *blocks])
     wanted = {(f"T{i + 1}", candidate.name) for i in range(len(batch)) for candidate in candidates}
-    messages = [{"role": "system", "content": task}, {"role": "user", "content": content}]
+    messages = [{"role": "system", "content": with_recordings(task)}, {"role": "user", "content": content}]
     check = _partition_check(wanted)
     return Question(STAGE, messages, GivenLabels, temperature=settings.temperature, sample=run, check=check)
 

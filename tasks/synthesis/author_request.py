@@ -18,7 +18,7 @@ from environments.synthesized.module_files import verdict_lines
 from environments.validation.checks import ValidationVerdict
 from environments.validation.repeats import Source
 from errors import LabelError
-from tasks.mining.transcripts import compact
+from tasks.mining.transcripts import compact, recording, with_recordings
 from tasks.synthesis.target_material import ToolAnswers
 
 # Tokens of one episode that is shown after a refusal, and how many of each verdict are.
@@ -77,10 +77,10 @@ class Synthesis:
 def author_messages(brief: Brief, tried: Sequence[Version]) -> list[dict[str, str]]:
     """The request for the next version after `tried`."""
     examples = "\n\n".join(f"### {name}\n```python\n{source}```" for name, source in worked_examples().items())
-    evidence = "\n\n".join(f"### Failed trajectory {i + 1}\n{text}" for i, text in enumerate(brief.evidence))
+    evidence = "\n\n".join(f"### Failed trajectory {i + 1}\n{recording(text)}" for i, text in enumerate(brief.evidence))
     tools = json.dumps(list(brief.tools), ensure_ascii=False, indent=1)
-    answers = "\n".join(f"- {name}\n{shown.lines()}" for name, shown in brief.answers.items()) or "- (none seen)"
-    system = (
+    answers = recording("\n".join(f"- {name}\n{a.lines()}" for name, a in brief.answers.items()) or "- (none seen)")
+    system = with_recordings(
         "You write training environments. One environment trains one capability: its success depends on that "
         "capability alone, each seed is a new scenario, and an agent that has not got the capability fails. Making "
         "the task easier does not get a version accepted: it must stay impossible without the capability.\n\n"
@@ -108,7 +108,7 @@ def exhibit_text(shown: Mapping[str, Any], budget: int = EPISODE_TOKENS) -> str:
         f"{check['name']} {'passed' if check['passed'] else 'FAILED'}" for check in shown["checks"] if check["required"]
     )
     try:
-        text = compact(shown["messages"], budget)
+        text = recording(compact(shown["messages"], budget))
     except LabelError:
         text = f"(its conversation does not fit into {budget} tokens)"
     outcome = "success" if shown["success"] else "no success"

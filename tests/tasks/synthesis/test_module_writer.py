@@ -277,7 +277,10 @@ def test_episodes_of_the_base_go_back_within_a_bound(run):
         in_turn(module(SOUND), module(SOUND + "\n# easier\n")), lambda opened: next(verdicts, None) or in_band(opened)
     )
     said = server.requests[1]["messages"][-1]["content"].split("## Version 1\n")[0]
-    assert "worst episode: reward 0.10, no success\nchecks: call_0_set_address FAILED\nuser: Move A-1." in said
+    assert (
+        "worst episode: reward 0.10, no success\nchecks: call_0_set_address FAILED\n<recording>\nuser: Move A-1."
+        in said
+    )
     assert "I give up after 0.1." in said
     assert said.count("\nchecks: ") == 3
     assert len(said) < 3 * 3 * EPISODE_TOKENS + 5000

@@ -247,7 +247,7 @@ def test_what_the_agent_itself_met_is_shown_as_it_was(played: Round) -> None:
 
 def answers_of(text: str) -> dict[str, dict[str, str]]:
     """Name -> the good and the failing answer, from an author's request."""
-    part = re.search(r"## What its [^\n]*real\)\n(.*?)\n\n## Evidence", text, re.S)
+    part = re.search(r"## What its [^\n]*real\)\n<recording>\n(.*?)\n</recording>\n\n## Evidence", text, re.S)
     assert part is not None
     found = re.findall(r"^- (\w+)\n  good: (.*?)\n  failing: (.*?)(?=\n- \w+\n  good: |\Z)", part[1], re.S | re.M)
     return {name: {"good": good, "failing": failing} for name, good, failing in found}
