@@ -11,14 +11,18 @@ from models.adapters.registry import without_password
 from models.objects import files_of
 from models.vllm.server import VllmServer
 from settings import Settings
-from tasks.housekeeping.findings import Finding, fault, of_error, of_sqlite, refused, well
+from tasks.housekeeping.findings import Finding, Level, fault, of_error, of_sqlite, refused, well
+from tasks.housekeeping.run_checks import scheduled_runs
 from tasks.round.policies import open_servers
 from tasks.unattended.servers import SECONDS, NamedServer, ask, mlflow_server, prefect_server
 
 
 def service_findings(settings: Settings) -> Iterator[Finding]:
     """All checks of this file."""
-    yield prefect()
+    server = prefect()
+    yield server
+    if server.level == Level.OK and prefect_server() is not None:
+        yield scheduled_runs()
     yield mlflow(settings)
     if settings.files:
         yield storage(settings)

@@ -19,6 +19,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.deploy import UNBEGUN, ZOMBIES, automations
+from tasks.housekeeping.findings import Finding
+from tasks.housekeeping.run_checks import scheduled_runs
 from tests.db.homes.prefect_homes import prefect_home
 from tests.integration.servers import BROWSER, clean_environment, free_port, running, status
 
@@ -78,6 +80,12 @@ class Deployed:
                 time.sleep(1)
 
 
+def looked_at(api: str) -> Finding:
+    """What the doctor says of the runs on this server."""
+    with temporary_settings({PREFECT_API_URL: api}):
+        return scheduled_runs()
+
+
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder, port, health = tmp_path_factory.mktemp("prefect"), free_port(), free_port()
@@ -113,6 +121,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         ]
         # The same check as the image's HEALTHCHECK.
         alive = f"http://127.0.0.1:{health}/health"
+        assert looked_at(api).said.startswith("nobody asks for runs of housekeeping (never yet), improve (never yet)")
         stack.enter_context(running(worker, environment, folder / "worker.log", lambda: status(alive) == 200))
         yield found
 
@@ -237,6 +246,13 @@ def test_the_schedule_is_on_the_server(deployed: Deployed) -> None:
 def test_a_schedule_that_a_person_made_outlives_the_next_deploy(deployed: Deployed) -> None:
     schedules = deployed.get("/deployments/name/housekeeping/housekeeping")["schedules"]
     assert {s["schedule"]["cron"]: s["active"] for s in schedules} == {"0 18 * * 0": True, "0 6 * * *": False}
+
+
+def test_the_doctor_sees_the_worker_that_asks_for_runs(deployed: Deployed) -> None:
+    deadline = time.monotonic() + 60
+    while (found := looked_at(deployed.api)).level == "warning" and time.monotonic() < deadline:
+        time.sleep(1)  # it has not asked yet
+    assert found.said == "housekeeping is scheduled; improve is scheduled; watch is scheduled"
 
 
 def test_the_schedules_make_runs(deployed: Deployed) -> None:
