@@ -205,7 +205,7 @@ class Worker:
     def kill(self) -> None:
         """End the process now; safe to call again."""
         if self._process.poll() is None:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # a bubblewrap that still starts leaves the child that it made
         self._process.wait()
         with self._lock:  # another thread's call meets the end of the pipe first: its number may be another file's then
             for stream in (self._process.stdin, self._process.stdout):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from environments.contract import Action, TargetTask
-from environments.sandbox import workers
+from environments.sandbox import confinement, workers
 from environments.sandbox.pool import WorkerPool
 from environments.sandbox.workers import SandboxLevel, SandboxLimits, Worker, WorkerNotStarted
 from environments.synthesized.drawing import first_made
@@ -50,6 +52,19 @@ def test_no_process_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch, probl
 def test_a_worker_that_is_not_ready_in_time_has_seen_nothing_of_the_module() -> None:
     with pytest.raises(WorkerNotStarted, match="deadline"):
         Worker("", SandboxLevel.PROCESS, SandboxLimits(start_seconds=0.0))
+
+
+def test_a_sandbox_that_is_ended_while_it_starts_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has told its child to die with it, bubblewrap left it waiting for ever."""
+    child = tmp_path / "child"
+    starting = ["/bin/sh", "-c", f"sleep 300 & echo $! > {child}.new; mv {child}.new {child}; wait"]
+    monkeypatch.setattr(confinement, "bubblewrap_command", lambda *given: starting)
+    with pytest.raises(WorkerNotStarted, match="deadline"):
+        Worker("", SandboxLevel.BUBBLEWRAP, SandboxLimits(start_seconds=1.0))
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(child.read_text())).wait(5)  # raises `TimeoutExpired` where it lives on
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
