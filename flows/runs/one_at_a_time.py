@@ -56,16 +56,21 @@ def alone_on(target: str) -> Iterator[None]:
         if deployment.id:
             with get_client(sync_client=True) as client:
                 client.upsert_global_concurrency_limit_by_name(name, 1)
-            try:
-                held.enter_context(_slot(name))
-            except TimeoutError as problem:
-                if not _given_back(name):
-                    raise TargetBusy(
-                        f"another run works on {target} (Prefect's limit {name!r} is taken); it goes on, and this one "
-                        "has nothing to do: the next one on the schedule goes on from there"
-                    ) from problem
-                held.enter_context(_slot(name))
+            if not (_entered(held, name) or (_given_back(name) and _entered(held, name))):
+                raise TargetBusy(
+                    f"another run works on {target} (Prefect's limit {name!r} is taken); it goes on, and this one has "
+                    "nothing to do: the next one on the schedule goes on from there"
+                )
         yield
+
+
+def _entered(held: ExitStack, name: str) -> bool:
+    """Whether the slot became ours."""
+    try:
+        held.enter_context(_slot(name))
+    except TimeoutError:
+        return False
+    return True
 
 
 def _slot(name: str) -> AbstractContextManager[None]:
@@ -76,18 +81,25 @@ def _slot(name: str) -> AbstractContextManager[None]:
 
 
 def _given_back(name: str) -> bool:
-    """Give back a slot that no run can hold, as no other run of any deployment is under way; False where one is."""
+    """Give back a slot that no run can hold, as no other run is under way but on other targets; False where one is."""
     others = FlowRunFilter(
         id=FlowRunFilterId(not_any_=[UUID(flow_run.id)]) if flow_run.id else None,
         deployment_id=FlowRunFilterDeploymentId(is_null_=False),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=UNDER_WAY)),
     )
     with get_client(sync_client=True) as client:
-        if client.read_flow_runs(flow_run_filter=others, limit=1):
+        if any(_may_hold(run, name) for run in client.read_flow_runs(flow_run_filter=others)):
             return False
         logger.warning("Prefect's limit %r is taken and no other run is under way: its slot is given back", name)
         client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
     return True
+
+
+def _may_hold(run: FlowRun, name: str) -> bool:
+    """Whether a run may hold the slot: its parameters name the slot's target, or none, which leaves it to the settings
+    of its worker."""
+    given = (run.parameters or {}).get("params") or {}
+    return not given.get("target") or limit_name(str(given["target"])) == name
 
 
 def deaths_before(target: str = "") -> dict[str, str]:

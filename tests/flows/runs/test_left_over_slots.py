@@ -28,14 +28,17 @@ def client(prefect: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefe
         found.upsert_global_concurrency_limit_by_name(NAME, 1)
         found.update_global_concurrency_limit(NAME, GlobalConcurrencyLimitUpdate(active_slots=1))
         yield found
+        for run in found.read_flow_runs():
+            found.set_flow_run_state(run.id, Completed(), force=True)
 
 
-def running(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run of a deployment, under way; and this process is another."""
+def running(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, **params: str) -> Any:
+    """A run of a deployment, under way with these `params`; and this process is another."""
     flow = client.create_flow_from_name("left-over")
     deployed = client.create_deployment(flow_id=flow, name="left-over")
     monkeypatch.setattr(one_at_a_time, "deployment", SimpleNamespace(id=str(deployed)))
-    other, mine = (client.create_flow_run_from_deployment(deployed, state=Running()) for _ in range(2))
+    given = {"params": params}
+    other, mine = (client.create_flow_run_from_deployment(deployed, parameters=given, state=Running()) for _ in "12")
     monkeypatch.setattr(one_at_a_time, "flow_run", SimpleNamespace(id=str(mine.id)))
     return other.id
 
@@ -56,3 +59,21 @@ def test_it_is_given_back_where_no_other_run_is_under_way(
         assert taken(client) == 1, "it is ours now"
     assert f"limit {NAME!r} is taken and no other run is under way" in caplog.text
     assert taken(client) == 0
+
+
+def test_a_run_on_another_target_holds_none(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one target is at work day and night, another's slot would else stay taken for ever."""
+    running(client, monkeypatch, target="shop")
+    with alone_on("left over"):
+        assert taken(client) == 1
+    assert taken(client) == 0
+
+
+def test_a_slot_that_another_run_takes_first_is_busy(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that find it left over, one is first; the other's error told people of a failed night."""
+    running(client, monkeypatch, target="shop")
+    monkeypatch.setattr(one_at_a_time, "_given_back", lambda name: True)
+    with pytest.raises(TargetBusy, match="another run works on left over"), alone_on("left over"):
+        pytest.fail("two at once")
