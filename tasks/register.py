@@ -26,6 +26,7 @@ from tasks.round.engine import Playground
 from tasks.round.results import RegisterResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
+from tasks.synthesis.bank import MODULE_AT_FAULT
 from tasks.synthesis.calibration import FRESH_SEED, seed_offset
 from tasks.synthesis.choosing import finished
 from tasks.synthesis.environments import stored_environment
@@ -49,7 +50,7 @@ def register(context: Context, capability: str) -> RegisterResult:
         sides = _on_fresh_seeds(context, capability, row.id, name)
     except ModuleError as problem:
         logger.warning("the adapter for %s is not registered: %s", capability, problem)
-        config = {**row.config, FAILED: str(problem)}
+        config = {**row.config, FAILED: str(problem), MODULE_AT_FAULT: True}
         context.store.set_state(AdapterRow, row.id, AdapterState.FAILED, config=config)
         return RegisterResult(skipped=f"{FAILED}: {problem}")
     rates = {side: success_interval(f) for side, f in sides.items()}

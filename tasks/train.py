@@ -20,6 +20,7 @@ from tasks.round.results import (
     starts_text,
 )
 from tasks.round.stage import stage
+from tasks.synthesis.bank import MODULE_AT_FAULT
 from tasks.synthesis.environments import stored_environment
 from tasks.synthesis.learning.course import Course, check_alive
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
@@ -66,7 +67,7 @@ def train(context: Context, capability: str) -> TrainResult:
         # A module may fail when the first scenario is drawn, before anything of its adapter is stored.
         row = context.store.row(AdapterRow, id=identity) or _untrained(context, capability, identity, wanted)
         logger.warning("%s is not trained any further: %s", capability, problem)
-        config = {**row.config, FAILED: str(problem)}
+        config = {**row.config, FAILED: str(problem), MODULE_AT_FAULT: isinstance(problem, ModuleError)}
         context.store.set_state(AdapterRow, identity, AdapterState.FAILED, config=config)
         return _failed(context, capability, version, row, str(problem))
 

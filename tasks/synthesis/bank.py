@@ -14,6 +14,7 @@ from typing import Any
 
 from db import (
     AdapterRow,
+    AdapterState,
     CalibrationRow,
     CapabilityRow,
     EnvironmentRow,
@@ -30,6 +31,8 @@ from errors import TargetError
 # Modules of the bank that are tried for a capability, and how near its name and definition must be: the share of all
 # words of both that they have in common.
 TRIED, NEAR = 3, 0.3
+# In the configuration of an adapter that could not be trained or measured: its module was at fault.
+MODULE_AT_FAULT = "module-at-fault"
 # What stands in place of the request's hash where none was made: a module of the bank, by the id of its row.
 BANK = "bank:"
 
@@ -73,7 +76,7 @@ class BankEntry:
 
 def bank_of(store: Store, target: str | None = None) -> list[BankEntry]:
     """The accepted modules of a target (None: of all), each once as it was last accepted, newest first. What was taken
-    back last is not among them."""
+    back last is not among them, and nor is what then broke down under an adapter: it would do so every night."""
     rounds = {r.id: r for r in store.rows(Round, **({} if target is None else {"target": target}))}
     promoted = _promoted(store, target)
     latest: dict[tuple[str, str], EnvironmentRow] = {}
@@ -81,7 +84,9 @@ def bank_of(store: Store, target: str | None = None) -> list[BankEntry]:
     for row in sorted(store.rows(EnvironmentRow, kind="llm"), key=lambda r: (r.created_at, r.id)):
         if row.round_id in rounds and row.state in judged:
             latest[rounds[row.round_id].target, row.code_hash] = row
-    kept = [row for row in latest.values() if row.state == EnvironmentState.ACCEPTED]
+    failed = store.rows(AdapterRow, state=AdapterState.FAILED)
+    broken = {adapter.environment_id for adapter in failed if adapter.config.get(MODULE_AT_FAULT)}
+    kept = [row for row in latest.values() if row.state == EnvironmentState.ACCEPTED and row.id not in broken]
     return [_entry(store, row, rounds[row.round_id], promoted) for row in reversed(kept)]
 
 

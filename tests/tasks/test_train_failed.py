@@ -249,7 +249,7 @@ def test_a_module_that_loses_every_episode_of_a_comparison_ends_its_own_adapter(
     assert (result.steps, result.goes_on) == (3, False)
     row = context.store.row(AdapterRow, id=result.adapter)
     assert row is not None
-    assert row.state == AdapterState.FAILED
+    assert (row.state, row.config["module-at-fault"]) == (AdapterState.FAILED, True)
 
 
 @pytest.mark.parametrize("problem", [WorkerNotStarted("Too many open files"), EnvironmentFault("the shop is closed")])
@@ -310,7 +310,7 @@ def test_a_module_that_loses_every_fresh_episode_ends_its_own_adapter(monkeypatc
     assert not result.goes_on
     (kind, identity, state), more = context.store.set_state.call_args
     assert (kind, identity, state) == (AdapterRow, "a", AdapterState.FAILED)
-    assert more["config"]["rank"] == 4
+    assert (more["config"]["rank"], more["config"]["module-at-fault"]) == (4, True)
     context.registry.register.assert_not_called()
     # A process died between that and the end of the stage.
     context.store.row.return_value = replace(context.store.row.return_value, state=state, **more)

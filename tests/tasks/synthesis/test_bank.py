@@ -28,7 +28,7 @@ from db import (
 from environments.synthesized.module_contract import VERSION
 from errors import TargetError
 from flows.cli.main import app
-from tasks.synthesis.bank import BankEntry, bank_of, entry_of, likeness, nearest
+from tasks.synthesis.bank import MODULE_AT_FAULT, BankEntry, bank_of, entry_of, likeness, nearest
 from tests.tasks.reporting.stored_rounds import Shop
 from tests.tasks.synthesis.test_recorded_author import CAPABILITY, GOOD, RecordedAuthor, stored, writer
 
@@ -94,6 +94,20 @@ def test_the_bank_is_what_was_accepted_last_of_each_module(store: Store) -> None
     promoted(store, rounds[1], again, "move")
     (entry,) = bank_of(store, "shop")
     assert (entry.promoted, entry.base_success, entry.adapter_success) == (True, 0.1, 0.7)
+
+
+@pytest.mark.parametrize("at_fault", [True, False])
+def test_a_module_that_broke_down_under_its_adapter_is_not_tried_every_night(store: Store, at_fault: bool) -> None:
+    """It is where weights came apart: that says nothing of the module."""
+    at = store.start_round("shop", "h", 0, "smoke", {})
+    environment = put(store, at, "copy_address", "a = 1")
+    adapter = AdapterRow(id="a", round_id=at.id, environment_id=environment, base="b", state=AdapterState.TRAINING)
+    store.put([adapter])
+    store.set_state(AdapterRow, "a", AdapterState.FAILED, config={"training-failed": "x", MODULE_AT_FAULT: at_fault})
+    assert [entry.id for entry in bank_of(store)] == [environment] * (not at_fault)
+    again = store.start_round("shop", "h", 1, "smoke", {})
+    accepted = put(store, again, "copy_address", "a = 1")  # its author wrote it once more, and it passed every check
+    assert [entry.id for entry in bank_of(store)] == [accepted]
 
 
 def test_the_nearest_are_tried_and_what_was_promoted_with_comes_first() -> None:
