@@ -14,6 +14,7 @@ import pandas as pd
 
 from db import CalibrationRow, row_id
 from environments.contract import TargetTask
+from environments.sandbox.workers import NOT_STARTED, WorkerNotStarted
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
 from environments.synthesized.written import WrittenEnvironment
@@ -241,11 +242,15 @@ class _Bench:
         )
 
     def _played(self, ground: Playground, episodes: list[Episode], what: str) -> pd.DataFrame:
-        """Outcomes of calibration episodes. Raises `EnvironmentFault` when all were lost."""
+        """Outcomes of calibration episodes. When all were lost it raises `EnvironmentFault`, or `WorkerNotStarted`
+        where the machine started no worker for one of them, which says nothing of a module."""
         ids, store = self.engine.play(ground, episodes, what), self.engine.engine.store
         frame = outcomes(store, ids)
         if frame.empty:
-            first = store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
+            errors = [str(error) for error in store.trajectory_frame(None, columns=["error"], id=ids)["error"]]
+            if unstarted := [error for error in errors if error.startswith(NOT_STARTED)]:
+                raise WorkerNotStarted(unstarted[0].removeprefix(f"{NOT_STARTED}: "))
+            first = errors[0]
             raise EnvironmentFault(f"all {len(ids)} calibration episodes were lost to errors; the first: {first}")
         return frame
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Environment, Message
+from environments.sandbox.workers import WorkerNotStarted
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.shop.target import target
+from errors import EnvironmentFault
 from models.policy import PolicyIdentity
 from settings import load_settings
 from tasks.round.stage import forget, open_context
@@ -81,3 +83,19 @@ def test_without_hints_nothing_is_played_twice(context: Any) -> None:
     found = measure(context.engine_of(Follower(1)), settings, coupons())
     assert (found.accepted, found.hinted) == (False, None)
     assert "hinted" not in found.row("e").detail
+
+
+@pytest.mark.parametrize("problem", [WorkerNotStarted("Too many open files"), EnvironmentFault("KeyError: 'slot'")])
+def test_a_machine_that_starts_no_worker_says_nothing_of_a_module(
+    context: Any, monkeypatch: pytest.MonkeyPatch, problem: EnvironmentFault
+) -> None:
+    """It was refused as a module that broke down, and its author asked, and paid, for another."""
+
+    def make(self: ComposedEnvironment) -> Any:
+        raise problem
+
+    monkeypatch.setattr(ComposedEnvironment, "environment", make)
+    said = "all 60 calibration episodes were lost to errors; the first: KeyError: 'slot'"
+    with pytest.raises(EnvironmentFault) as raised:
+        measure(context.engine_of(Follower(1)), context.settings, coupons())
+    assert (type(raised.value), str(raised.value)) == (type(problem), str(problem) if problem.transient else said)
