@@ -94,7 +94,8 @@ def run_at_once(commands: Mapping[str, Sequence[str]], places: Sequence[Mapping[
 def say_failure(problem: TraceError) -> None:
     """In the job: say what went wrong, as a line of JSON on standard output."""
     kind = next(k.__name__ for k in type(problem).__mro__ if getattr(errors, k.__name__, None) is k)
-    said = {"error": kind, "message": str(problem)} | {flag: getattr(problem, flag, False) for flag in FLAGS}
+    said = {"error": kind, "message": str(problem), "transient": problem.transient}
+    said |= {flag: True for flag in FLAGS if getattr(problem, flag, False)}
     print(json.dumps(said), flush=True)
 
 
