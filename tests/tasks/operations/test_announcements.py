@@ -73,7 +73,7 @@ def scheduled(settings: Settings, said: list[Notice], monkeypatch: pytest.Monkey
     monkeypatch.setattr(flow, "deaths_before", lambda target: dict(DEATHS))
     monkeypatch.setattr(flow, "preflight", lambda settings: None)
 
-    def stages(context: object) -> None:
+    def stages(context: object, last: str) -> None:
         raise BudgetExceeded("limits.hours = 2 is reached")
 
     monkeypatch.setattr(flow, "stages", stages)
