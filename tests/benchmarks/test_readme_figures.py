@@ -12,7 +12,7 @@ from tasks.comparison.table import REFERENCE, Table, table_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SHOP, BFCL = "results/shop-practised,results/shop-drawn", "results/bfcl-held"
-NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(< )?([+-]?\d[\d,]*(?:\.\d+)?)")
 # Each table's heading, target, and the folder of each method, TRACE's first.
 TABLES = {
     "### In the built-in shop": (
@@ -36,9 +36,10 @@ def rows_under(heading: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def numbers(cell: str) -> list[tuple[float, float]]:
-    """The numbers of a cell, each with half of its last digit."""
-    said = [text.replace(",", "") for text in NUMBER.findall(cell.replace(", ", " ; "))]
-    return [(float(text), 0.5 * 10 ** -len(text.partition(".")[2])) for text in said]
+    """The numbers of a cell, each with half of its last digit. What is below one lies between it and 0."""
+    said = [(less, text.replace(",", "")) for less, text in NUMBER.findall(cell.replace(", ", " ; "))]
+    halves = [float(text) / 2 if less else 0.5 * 10 ** -len(text.partition(".")[2]) for less, text in said]
+    return [(half if less else float(text), half) for (less, text), half in zip(said, halves, strict=True)]
 
 
 def figures_of(table: Table, by_seed: list[Table], method: str) -> dict[str, list[float]]:
