@@ -98,8 +98,9 @@ def _given_back(name: str) -> bool:
 def _may_hold(run: FlowRun, name: str) -> bool:
     """Whether a run may hold the slot: its parameters name the slot's target, or none, which leaves it to the settings
     of its worker."""
-    given = (run.parameters or {}).get("params") or {}
-    return not given.get("target") or limit_name(str(given["target"])) == name
+    given = (run.parameters or {}).get("params")
+    target = given.get("target") if isinstance(given, dict) else None  # others' flows have parameters of their own
+    return not target or limit_name(str(target)) == name
 
 
 def deaths_before(target: str = "") -> dict[str, str]:

@@ -77,3 +77,13 @@ def test_a_slot_that_another_run_takes_first_is_busy(
     monkeypatch.setattr(one_at_a_time, "_given_back", lambda name: True)
     with pytest.raises(TargetBusy, match="another run works on left over"), alone_on("left over"):
         pytest.fail("two at once")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "may"),
+    [({}, True), ({"params": {}}, True), ({"params": "x"}, True), ({"params": {"target": "Left over"}}, True),
+     ({"params": {"target": "shop"}}, False)],
+)  # fmt: skip
+def test_whose_target_nobody_knows_may_hold_it(parameters: dict[str, Any], may: bool) -> None:
+    run: Any = SimpleNamespace(parameters=parameters)
+    assert one_at_a_time._may_hold(run, NAME) is may
