@@ -11,8 +11,8 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ from models.deadline import end_with_parent
 from models.telemetry.place import Place, at
 from settings import Settings, load_settings, variable_of, writable_folder
 from settings_parts import Part
-from tasks.comparison.results import changed_settings, path_of
+from tasks.comparison.results import changed_settings, methods_there, path_of
 from tasks.comparison.tracking import log_method
-from tasks.methods.catalogue import QUICK, chosen
+from tasks.methods.catalogue import EVERY, QUICK, chosen
+from tasks.methods.lanes import lanes, plays_first
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.run import head_of, run_seed
-from tasks.methods.seed.seed_run import SeedRun, close_round, open_round
+from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, open_round, round_beside
 from tasks.operations.devices import check_at_once, check_whole, parts_of_machine
 from tasks.operations.jobs import run_at_once, say_failure
 from tasks.operations.without_effect import without_effect_in
@@ -44,8 +45,8 @@ from tasks.round.registry import open_registry
 from tasks.unattended.progress import Meter
 
 logger = logging.getLogger("trace")
-# The process of a seed; its lines are set up before Prefect would do it.
-SEED = (
+# A process of a comparison; its lines are set up before Prefect would do it.
+PROCESS = (
     "import sys; from models.telemetry.logs import configure; configure(); "
     "from flows.compare_methods import main; raise SystemExit(main(sys.argv[1]))"
 )
@@ -53,7 +54,8 @@ __all__ = ["QUICK", "CompareParameters", "check", "compare_methods", "warn"]
 
 
 class CompareParameters(Part):
-    """What a person sets for a comparison; everything else comes from the profile, `trace.toml` and the environment."""
+    """What a person sets for a comparison; everything else comes from the profile, `trace.toml` and the environment.
+    `part_of` are all methods of the comparison where this process plays a part of them, with what ordered it."""
 
     target: str | None = None
     profile: str | None = None
@@ -65,11 +67,23 @@ class CompareParameters(Part):
     points: int = 0
     out: Path
     at_once: int = 1
+    part_of: list[str] = Field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The methods that this process plays, in order."""
+        return self.methods if self.part_of else chosen(self.methods)
+
+    @property
+    def title(self) -> str:
+        """Of a flow run."""
+        seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
+        return f"{seeds}: {', '.join(self.methods)}" if self.part_of and self.methods else seeds
 
 
 def check(params: CompareParameters) -> Settings:
     """The settings, once everything that can be wrong before the first episode was looked at."""
-    names = chosen(params.methods)
+    names = params.names
     settings = load_settings(**params.model_dump(include={"target", "profile", "base_model", "home", "budget"}))
     check_whole(settings)
     check_at_once(params.at_once)
@@ -94,13 +108,14 @@ def warn(params: CompareParameters, settings: Settings) -> None:
         logger.warning("%s", said)
 
 
-@flow(name="compare-methods", flow_run_name="compare methods, seeds {params.seeds}", log_prints=False)
+@flow(name="compare-methods", flow_run_name="compare methods, {params.title}", log_prints=False)
 def compare_methods(params: CompareParameters) -> list[str]:
     """Run what is owed of every seed; the files that were written, by name."""
     settings = check(params)
     registry = open_registry(settings, settings.target)
-    if params.at_once > 1 and len(params.seeds) > 1:
-        _side_by_side(params)
+    width = min(params.at_once, len(params.seeds) * len(lanes([n for n in params.names if not plays_first(n)])))
+    if width > 1:
+        _side_by_side(params, settings, width)
     else:
         for seed in params.seeds:
             with at(Place(seed=str(seed))):
@@ -110,28 +125,57 @@ def compare_methods(params: CompareParameters) -> list[str]:
 
 def _play(params: CompareParameters, settings: Settings, registry: Registry, seed: int) -> None:
     """Run what one seed owes. Raises `ConfigurationError` where another process does."""
-    names, of_seed = chosen(params.methods), seed_settings(settings, seed, params.budget)
-    busy = f"another comparison plays seed {seed} in {of_seed.folder}; wait for its end, or give another --home"
-    with alone_in(writable_folder(of_seed.folder), busy):
-        context = open_round(of_seed)
+    of_seed = seed_settings(settings, seed, params.budget)
+    with nullcontext() if params.part_of else _alone_on(of_seed), _opened(of_seed, params) as context:
         run = SeedRun(context, params.budget, play_round, params.points)
-        try:
-            head = head_of(run, command_of(settings, seed, params.budget, names, params.points), code_version())
-            path = path_of(params.out, settings.target, seed)
-            run_seed(run, names, path, head, lambda result, name: log_method(registry, result, name))
-        finally:
-            close_round(context)
+        path, every = path_of(params.out, settings.target, seed), params.part_of or params.names
+        head = head_of(run, command_of(settings, seed, params.budget, every, params.points), code_version())
+        if params.part_of and any(EVERY[name].inherits for name in set(every) - methods_there(path)):
+            diagnose(run)  # before the lanes begin, which take it from here
+        run_seed(run, params.names, path, head, lambda result, name: log_method(registry, result, name))
 
 
-def _side_by_side(params: CompareParameters) -> None:
-    """Each seed as a process, and a flow run, of its own: two of one thread play more than one of two threads. One
-    that fails stops no other, and its error is raised when all are over."""
-    lines = {"PREFECT_LOGGING_EXTRA_LOGGERS": os.environ.get("PREFECT_LOGGING_EXTRA_LOGGERS", "")}
-    orders = {seed: params.model_copy(update={"seeds": [seed], "at_once": 1}) for seed in params.seeds}
-    run_at_once(
-        {f"seed {seed}": (sys.executable, "-c", SEED, order.model_dump_json()) for seed, order in orders.items()},
-        [part | lines for part in parts_of_machine(min(params.at_once, len(params.seeds)))],
-    )
+def _alone_on(of_seed: Settings) -> AbstractContextManager[None]:
+    """Hold a seed's home. Raises `ConfigurationError` when another comparison does."""
+    busy = f"another comparison plays seed {of_seed.seed} in {of_seed.folder}; wait for its end, or give another --home"
+    return alone_in(writable_folder(of_seed.folder), busy)
+
+
+@contextmanager
+def _opened(of_seed: Settings, params: CompareParameters) -> Iterator[Context]:
+    """The seed's round: begun or gone on with, or where the lane of another process is at work on it, to take from."""
+    if params.part_of and any(EVERY[name].place(name) for name in params.methods):
+        with round_beside(of_seed) as context:
+            yield context
+        return
+    context = open_round(of_seed)
+    try:
+        yield context
+    finally:
+        close_round(context)
+
+
+def _side_by_side(params: CompareParameters, settings: Settings, width: int) -> None:
+    """Each seed's beginning, and then each of its lanes, as a process, and a flow run, of its own: two of one thread
+    play more than one of two threads. One that fails stops no other seed, and its error is raised when all are over."""
+    commands, after, names = dict[str, tuple[str, ...]](), dict[str, list[str]](), params.names
+    with ExitStack() as held:
+        for seed in params.seeds:
+            held.enter_context(_alone_on(seed_settings(settings, seed, params.budget)))
+            there = methods_there(path_of(params.out, settings.target, seed))
+
+            def part(methods: Sequence[str], seed: int = seed) -> tuple[str, ...]:
+                given = {"seeds": [seed], "at_once": 1, "methods": list(methods), "part_of": names}
+                return sys.executable, "-c", PROCESS, params.model_copy(update=given).model_dump_json()
+
+            first = f"seed {seed}"
+            commands[first] = part([n for n in names if n in there or plays_first(n)])
+            found = {lane.home: lane for lane in lanes([n for n in names if n not in there and not plays_first(n)])}
+            for lane in found.values():
+                commands[f"{first}: {lane.name}"] = part(lane.methods)
+                after[f"{first}: {lane.name}"] = [first, *(f"{first}: {found[home].name}" for home in lane.after)]
+        lines = {"PREFECT_LOGGING_EXTRA_LOGGERS": os.environ.get("PREFECT_LOGGING_EXTRA_LOGGERS", "")}
+        run_at_once(commands, [part | lines for part in parts_of_machine(width)], after)
 
 
 def play_round(context: Context, last: str = "gate") -> None:
@@ -159,7 +203,7 @@ def _read_as(value: Any) -> str:
 
 
 def main(order: str) -> int:
-    """One of several processes: play the seed that `order` names; an error is a line of JSON."""
+    """One of several processes: play the part that `order` names; an error is a line of JSON."""
     end_with_parent()
     Meter.bars = False
     try:

@@ -30,7 +30,9 @@ def compare_methods(
     ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds; base, examples, grpo-target, trace.")] = False,
     curve: Annotated[int, typer.Option(min=0, help="Checkpoints of a training measured on test, for a curve.")] = 0,
-    at_once: Annotated[int, typer.Option(min=1, help="Seeds side by side, each on its share of the cores.")] = 1,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Seeds and methods side by side, each on its share of the cores.")
+    ] = 1,
     render: Annotated[bool, typer.Option("--render", help="Only draw table and page, from the files alone.")] = False,
     profile: Profile = None,
     base_model: Base = None,

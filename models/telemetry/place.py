@@ -12,20 +12,23 @@ NAMED = ("round", "seed")
 
 @dataclass(frozen=True)
 class Place:
-    """`round` is its number as text, `seed` that of a comparison; "" where there is none."""
+    """`round` is its number as text, `seed` that of a comparison, `of_method` the method that it plays; "" where there
+    is none."""
 
     round: str = ""
     stage: str = ""
     capability: str = ""
     seed: str = ""
+    of_method: str = ""
 
     def fields(self) -> dict[str, str]:
         """What is known, by name."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def __str__(self) -> str:
-        told = [f"{name} {value}" if name in NAMED else value for name, value in self.fields().items()]
-        return " ".join(told[-1:] + told[:-1] if self.seed else told)
+        told = {name: f"{name} {value}" if name in NAMED else value for name, value in self.fields().items()}
+        compared = [told.pop(name) for name in ("seed", "of_method") if name in told]
+        return " ".join([*compared, *told.values()])
 
 
 # One of a process and not of a thread: a process does one stage at a time, and its threads work on that one.

@@ -6,12 +6,14 @@ can be run one at a time and elsewhere. Nothing in a file names a machine, a use
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,19 @@ def path_of(folder: Path, target: str, seed: int) -> Path:
     return folder / f"{registry_name(target)}-seed-{seed}.json"
 
 
+@contextmanager
+def alone_writing(path: Path) -> Iterator[None]:
+    """Hold a seed's file against other processes that add to it; a file system without locks has no such protection."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def write_result(path: Path, result: SeedResult) -> None:
     """Write a seed's file so that it is whole or as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,6 +258,11 @@ def _joined(one: SeedResult, other: SeedResult) -> SeedResult:
 def files_of(path: Path) -> list[Path]:
     """The files of a seed that lie beside each other: `path`, and those whose names go on."""
     return [p for p in (path, *sorted(path.parent.glob(f"{path.stem}-*.json"))) if p.is_file()]
+
+
+def methods_there(path: Path) -> set[str]:
+    """The methods that the files of a seed have."""
+    return {name for file in files_of(path) for name in read_result(file).methods}
 
 
 def check_same(results: Sequence[SeedResult]) -> None:

@@ -48,9 +48,10 @@ class Method:
     """One way to answer the target's users better. `make` may play what the account pays for.
 
     `inherits` are accounts that count as the method's own; `needs` are methods whose work it takes, which are run
-    before it. One with a home of its own says by `changes` which of the settings are others there; `home` is the method
-    in whose home it works, if that is not its own. `trains` is whether it needs a budget that fills a group; `package`
-    is a library that it cannot do without.
+    before it. One that works in a home of its own, beside others, says by `changes` which of the settings are others
+    there; `home` is the method in whose home it works, if that is not its own. Without `changes` it works in the seed's
+    home, on TRACE's round. `trains` is whether it needs a budget that fills a group; `package` is a library that it
+    cannot do without.
     """
 
     about: str
@@ -61,6 +62,10 @@ class Method:
     home: str = ""
     trains: bool = False
     package: str = ""
+
+    def place(self, name: str) -> str:
+        """The method in whose home the method `name` works; "" for the seed's own."""
+        return "" if self.changes is None else self.home or name
 
 
 def _bare(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -101,22 +106,31 @@ def _rank_4(settings: Settings) -> dict[str, Any]:
 METHODS: Mapping[str, Method] = {
     "base": Method("the bare base", _bare, ()),
     "noop": Method("doing nothing", _noop, ()),
-    "constant": Method("one solution for every task, the best of the most frequent", constant),
-    "examples": Method("the base with worked examples", examples),
-    "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
-    "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
-    "grpo-target-own": Method("GRPO on the diagnosis tasks, the target's reward", grpo_target_own, trains=True),
+    "constant": Method("one solution for every task, the best of the most frequent", constant, changes=_unchanged),
+    "examples": Method("the base with worked examples", examples, changes=_unchanged),
+    "gepa": Method("GEPA on the prompt and its worked examples", gepa, changes=_unchanged, package="gepa"),
+    "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, changes=_unchanged, trains=True),
+    "grpo-target-own": Method(
+        "GRPO on the diagnosis tasks, the target's reward", grpo_target_own, changes=_unchanged, trains=True
+    ),
     EXPERT_ITERATION: Method(
-        "its successes on the diagnosis tasks, learnt from in turn", expert_iteration, trains=True
+        "its successes on the diagnosis tasks, learnt from in turn", expert_iteration, changes=_unchanged, trains=True
     ),
     CONTEXT_DISTILLATION: Method(
-        "new scenarios with advice, learnt without it, and no other training", context_distillation, trains=True
+        "new scenarios with advice, learnt without it, and no other training",
+        context_distillation,
+        changes=_unchanged,
+        trains=True,
     ),
-    DEMONSTRATIONS: Method("reference solutions of new scenarios, learnt, and nothing played", cloning, ()),
+    DEMONSTRATIONS: Method(
+        "reference solutions of new scenarios, learnt, and nothing played", cloning, (), changes=_unchanged
+    ),
     DEMONSTRATIONS_GRPO: Method(
         "reference solutions learnt first, then GRPO on the diagnosis tasks",
         grpo_cloned,
         (DIAGNOSIS, DEMONSTRATIONS),
+        changes=_unchanged,
+        home=DEMONSTRATIONS,
         trains=True,
     ),
     "trace": Method("TRACE", trace, trains=True),
@@ -127,7 +141,9 @@ METHODS: Mapping[str, Method] = {
     "trace-oracle-route": Method(
         "TRACE's adapters, routed by what they were trained for", oracle_route, ("trace",), ("trace",)
     ),
-    TRACE_GEPA: Method("GEPA's prompt first, then TRACE", trace_gepa, trains=True, package="gepa"),
+    TRACE_GEPA: Method(
+        "GEPA's prompt first, then TRACE", trace_gepa, changes=_unchanged, home="gepa", trains=True, package="gepa"
+    ),
     "placebo-capabilities": Method(
         "TRACE on capabilities that were not selected",
         placebo_capabilities,

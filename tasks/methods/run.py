@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from db import MethodAccountRow, open_store
 from environments.contract import DrawsTests, TargetTask
 from errors import ConfigurationError
+from models.telemetry.place import at, here
 from tasks.comparison.results import (
     MethodFigures,
     Point,
     SeedResult,
+    alone_writing,
     changed_settings,
     check_same,
     files_of,
@@ -58,12 +61,14 @@ def run_seed(
             _tell(done, there[name], name)
             continue
         logger.info("%s: begins", name)
-        figures = run_method(run, name).model_copy(update={"commit": head.commit})
-        if path.is_file():  # another process may have written its methods of the seed there meanwhile
-            result = read_result(path)
-            check_same([head, result])
-        result = result.with_method(name, figures)
-        write_result(path, result)
+        with at(replace(here(), of_method=name)):
+            figures = run_method(run, name).model_copy(update={"commit": head.commit})
+        with alone_writing(path):  # other processes write their methods of the seed there meanwhile
+            if path.is_file():
+                result = read_result(path)
+                check_same([head, result])
+            result = result.with_method(name, figures)
+            write_result(path, result)
         _tell(done, result, name)
     return result
 
@@ -126,7 +131,7 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
         return measured(answer, account)
     finally:
         for own in {id(c): c for c in opened if c is not run.context}.values():
-            close_round(own)
+            close_round(own, back_to=run.context)
 
 
 def _check_needs(run: SeedRun, method: Method, name: str) -> None:

@@ -187,7 +187,7 @@ def _practised(
 ) -> Answer:
     diagnosis, validation = context.tasks("diagnosis"), context.tasks("validation")
     environment = TargetPractice(name, context.target, diagnosis, validation, dense)
-    return _trained(run, account, name, environment, start)
+    return _trained(run, context, account, name, environment, start)
 
 
 def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -211,17 +211,21 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
         _pay_for_practice(context, account)
     used = (*MAKES_ENVIRONMENTS, *(MAKES_START if start is not None else ()))
     parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
-    answer = _trained(run, account, "mixed", Mixture(parts), start)
+    answer = _trained(run, context, account, "mixed", Mixture(parts), start)
     notes = (f"environments: {', '.join(accepted)}", *answer.notes)
     return replace(answer, notes=notes, shared_seconds=_seconds(context, used))
 
 
 def _trained(
-    run: SeedRun, account: Account, name: str, environment: TrainingEnvironment, start: AdapterRow | None = None
+    run: SeedRun,
+    context: Context,
+    account: Account,
+    name: str,
+    environment: TrainingEnvironment,
+    start: AdapterRow | None = None,
 ) -> Answer:
     """One adapter, trained with all that the account leaves from zero or from `start`, which answers (or else the bare
     base) where nothing could be learnt."""
-    context = run.context
     before = Answer(context) if start is None else one_adapter(context, name, start.id)
     whose = "the bare base" if start is None else "the adapter that it begins from"
     identity = adapter_id(context.round.id, name)

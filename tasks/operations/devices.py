@@ -130,7 +130,7 @@ def check_at_once(many: int) -> None:
             )
     elif many > (cores := cores_here()):
         raise ConfigurationError(
-            f"--at-once {many} needs a core for every seed, and this process may use {cores}; give at most {cores}"
+            f"--at-once {many} needs a core for every process, and this one may use {cores}; give at most {cores}"
         )
 
 

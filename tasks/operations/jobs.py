@@ -10,9 +10,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from queue import SimpleQueue
 from typing import Any
 
 import errors
@@ -61,34 +60,63 @@ def run_job(
             end_group(process)
 
 
-def run_at_once(commands: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, str]]) -> None:
-    """Run the commands, by name, as many at a time as there are `places` (variables of a process's environment). One
-    that fails stops no other: the first's error is raised when all are over, the others' are told."""
-    free, stop = SimpleQueue[Mapping[str, str]](), threading.Event()
-    for place in places:
-        free.put(place)
+def run_at_once(
+    commands: Mapping[str, Sequence[str]],
+    places: Sequence[Mapping[str, str]],
+    after: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """Run the commands, by name, as many at a time as there are `places` (variables of a process's environment), in
+    their order; one that comes `after` others once these have ended well. One that fails stops no other but those after
+    it: the first's error is raised when all are over, the others' are told."""
+    waiting, after, stop = list(commands), after or {}, threading.Event()
+    ended, problems, state = set[str](), dict[str, BaseException](), threading.Condition()
 
-    def one(name: str, command: Sequence[str]) -> None:
-        place = free.get()
-        try:
-            done = run_job(command, float("inf"), place, stop)
-        finally:
-            free.put(place)
-        assert done is not None, "it has no limit"
-        raise_failure(done, f"the process of {name}")
+    def next_one() -> str | None:
+        with state:
+            while waiting and not stop.is_set():
+                ready = [name for name in waiting if ended.issuperset(after.get(name, ()))]
+                if ready:
+                    waiting.remove(ready[0])
+                    return ready[0]
+                if len(commands) == len(waiting) + len(ended) + len(problems):  # nothing runs that they could wait for
+                    return None
+                state.wait(POLL_SECONDS)
+            return None
+
+    def work(place: Mapping[str, str]) -> None:
+        while (name := next_one()) is not None:
+            problem: BaseException | None = None
+            try:
+                done = run_job(commands[name], float("inf"), place, stop)
+                assert done is not None, "it has no limit"
+                raise_failure(done, f"the process of {name}")
+            except BaseException as caught:
+                problem = caught
+            with state:
+                if problem is None:
+                    ended.add(name)
+                else:
+                    problems[name] = problem
+                state.notify_all()
 
     with ThreadPoolExecutor(len(places)) as pool:
-        futures = {name: pool.submit(one, name, command) for name, command in commands.items()}
+        workers = [pool.submit(work, place) for place in places]
         try:
-            wait(futures.values())
+            wait(workers)
         except BaseException:
             stop.set()
             raise
-    problems = {name: problem for name, future in futures.items() if (problem := future.exception())}
+    for name in waiting:
+        logger.error("%s is not run: it follows %s, which failed", name, " and ".join(_failed(name, after, ended)))
     for name, problem in list(problems.items())[1:]:
         logger.error("%s failed, too: %s: %s", name, type(problem).__name__, problem)
     for problem in problems.values():
         raise problem
+
+
+def _failed(name: str, after: Mapping[str, Collection[str]], ended: Collection[str]) -> list[str]:
+    """What a job waited for and has not ended well."""
+    return sorted(set(after.get(name, ())) - set(ended))
 
 
 def say_failure(problem: TraceError) -> None:

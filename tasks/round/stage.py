@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 from prefect import task
@@ -173,6 +174,16 @@ def forget(round_id: str) -> None:
         context.close()
 
 
+def leave(context: Context, back_to: Context | None = None) -> None:
+    """Drop this context of a round, of which another home may have one with the same id: close what it keeps open. The
+    id means the round that the process goes `back_to`, from now on."""
+    if _OPEN.get(context.round.id) is context:
+        del _OPEN[context.round.id]
+    context.close()
+    if back_to is not None:
+        _OPEN[back_to.round.id] = back_to
+
+
 def is_transient(task: Any, task_run: Any, state: Any) -> bool:
     """Retry condition of all tasks: only what may go away by itself is tried again."""
     try:
@@ -223,7 +234,8 @@ class Stage(Generic[P, R]):
         # Prefect fills in defaults: a stage of nothing in particular has the name alone.
         of = [str(given) for given in (*args, *kwargs.values()) if given != ""]
         ledger_name = ":".join([self.name, *of])
-        place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2], here().seed)
+        number, capability = str(context.round.number or ""), ledger_name.partition(":")[2]
+        place = replace(here(), round=number, stage=self.name, capability=capability)
         with at(place), mlflow_failures(context.settings, f"stage {ledger_name!r} was done"):
             done = self._claimed(context, ledger_name, place, lambda: self._work(context, *args, **kwargs))
         return done or context.result(self.result, *of)

@@ -1,19 +1,20 @@
 """One seed of a comparison, opened: its round, its diagnosis, and the homes of methods that need a round of their own.
 
-The seed's own home holds TRACE's round. Every method that shares something with it (the diagnosis, TRACE's
-environments or adapters) works there; one that changes a stage has a home of its own beside it, into which
-episodes of the bare base are copied as they are asked for, so that they are played once.
+The seed's own home holds TRACE's round. Every method that takes TRACE's environments or adapters works there; the
+others have homes of their own in it, so that they can be played beside it, into which the diagnosis, and other episodes
+of the bare base as they are asked for, are copied, so that they are played once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from db import RoundState
+from db import Round, RoundState, open_store
 from errors import ConfigurationError
 from settings import Settings
 from tasks.contrast import contrast
@@ -22,7 +23,7 @@ from tasks.rollout import rollout
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.rollouts import outcomes
-from tasks.round.stage import forget, open_context
+from tasks.round.stage import adopt, leave, open_context
 from tasks.select import select
 
 DIAGNOSIS = "diagnosis"
@@ -55,10 +56,27 @@ def open_round(settings: Settings, **shared: Any) -> Context:
     return context
 
 
-def close_round(context: Context, state: RoundState = RoundState.INTERRUPTED, reason: str = KEPT_OPEN) -> None:
-    """Close what a round keeps open. The next command goes on with it."""
+@contextmanager
+def round_beside(settings: Settings) -> Iterator[Context]:
+    """The round of a seed's home, which another process may be at work on: to take from it, not to play in it."""
+    with open_store(settings.database_url) as store:
+        context = adopt(settings, store, min(store.rows(Round), key=lambda row: row.number or 0))
+        try:
+            yield context
+        finally:
+            leave(context)
+
+
+def close_round(
+    context: Context,
+    state: RoundState = RoundState.INTERRUPTED,
+    reason: str = KEPT_OPEN,
+    back_to: Context | None = None,
+) -> None:
+    """Close what a round keeps open. The next command goes on with it; this process may go `back_to` the seed's own,
+    which has the same id."""
     context.store.finish_round(context.round.id, state, reason)
-    forget(context.round.id)
+    leave(context, back_to)
 
 
 def pay(context: Context, method: str, episodes: int, inherits: Sequence[str]) -> Account:
@@ -70,6 +88,8 @@ def pay(context: Context, method: str, episodes: int, inherits: Sequence[str]) -
 
 def diagnose(run: SeedRun) -> list[str]:
     """Trajectory ids of the seed's diagnosis: played once, on an account that methods inherit."""
+    if played := run.context.found(RolloutResult):
+        return played.trajectories
     account = pay(run.context, DIAGNOSIS, run.episodes, ())
     with account.working():
         return rollout.do(run.context).trajectories
@@ -89,14 +109,17 @@ def solved_at_diagnosis(context: Context) -> pd.DataFrame:
 
 def own_home(run: SeedRun, method: str, **changes: Any) -> Context:
     """A round in a home of the method's own, with other settings where `changes` has them. It begins with the seed's
-    diagnosis, on an account with what that has cost."""
+    diagnosis, where that was played, on an account with what that has cost."""
     here = run.context
     context = open_round(
         here.settings.model_copy(update={"home": here.settings.folder / method, **changes}), base=here.base
     )
+    played = here.found(RolloutResult)
+    if played is None:
+        return context
     account = pay(context, DIAGNOSIS, run.episodes, ())
     account.lender = Lender(here.store, context.round.id)
-    account.admit(here.result(RolloutResult).trajectories, DIAGNOSIS)
+    account.admit(played.trajectories, DIAGNOSIS)
     original = Account(here.store, DIAGNOSIS).row
     context.store.put([replace(account.row, seconds=original.seconds, dollars=original.dollars)], replace=True)
     rollout.do(context)  # everything is stored: nothing is played

@@ -36,12 +36,12 @@ def test_a_line_has_its_place_from_when_it_was_made(made: list[logging.LogRecord
         with at(Place("3", "rollout")):
             logger.warning("inside")
         assert here().stage == "train"
-    with at(Place("1", "route", seed="28")):
+    with at(Place("1", "route", seed="28", of_method="trace")):
         logger.warning("of a comparison")
     logger.warning("outside")
     assert [Lines().format(r).partition(" ")[2] for r in made] == [
-        "[round 3 train refund_payment] step 2", "[round 3 rollout] inside", "[seed 28 round 1 route] of a comparison",
-        "outside",
+        "[round 3 train refund_payment] step 2", "[round 3 rollout] inside",
+        "[seed 28 trace round 1 route] of a comparison", "outside",
     ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from tests.tasks.methods.seeds_made import BUDGET, TRAIN, charged_and_stored, se
 
 THERE = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
 ALL = [*THERE, GENERALIST, "placebo-single"]  # in the order of their runs
-OWN_HOMES = [name for name, method in METHODS.items() if method.changes is not None]
+OWN_HOMES = sorted({place for name in THERE if (place := METHODS[name].place(name))})
 KILLED = ["base", "examples", "grpo-target", "trace", "placebo-rewards"]
 
 
@@ -67,7 +67,7 @@ def run_all(run: SeedRun, path: Path, names: list[str]) -> SeedResult:
 def stores_of(run: SeedRun) -> Iterator[Store]:
     """The databases of a seed: its own, and those of methods with a home of their own."""
     yield run.context.store
-    for name in (*OWN_HOMES, "trace-gepa"):
+    for name in (*OWN_HOMES, "gepa/trace-gepa"):
         file = run.context.settings.folder / name / "trace.db"
         if file.is_file():
             yield open_store(f"sqlite:///{file}")
@@ -246,7 +246,8 @@ def test_plain_grpo_begins_from_what_has_learnt_the_solutions(
     assert (cloned.episodes, trained.purposes["diagnosis"]) == (0, SIZE)
     assert trained.purposes["training"] >= 8
     assert trained.seconds > cloned.seconds > 0, "what it begins from took its time, too"
-    rows = {row.id: row for row in run.context.store.rows(AdapterRow, round_id=run.context.round.id)}
+    own_store = next(store for store in stores_of(run) if store is not run.context.store)
+    rows = {row.id: row for row in own_store.rows(AdapterRow, round_id=run.context.round.id)}
     start, own = (rows[adapter_id(run.context.round.id, name)] for name in result)
     assert len(rows) == 2, "the solutions are learnt once for both"
     assert own.config["start"] == start.sha256 != own.sha256

@@ -60,6 +60,28 @@ def test_one_that_fails_stops_no_other_and_the_first_error_is_raised(
         run_at_once({"seed 4": command("raise SystemExit(3)")}, [{}])
 
 
+def test_what_comes_after_others_waits_for_them_and_is_not_run_where_one_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def written(name: str, needs: str = "", wait: float = 0.0) -> tuple[str, ...]:
+        there = f"assert pathlib.Path({str(tmp_path)!r}, {needs!r}).exists();" if needs else ""
+        return command(
+            f"import pathlib, time; time.sleep({wait}); {there} pathlib.Path({str(tmp_path)!r}, {name!r}).touch()"
+        )
+
+    fails = command(FAILS.format(kind="StoreError", said="the disk is full"))
+    given = {
+        "third": written("third", "second"), "second": written("second", "first"), "first": written("first", wait=0.3),
+        "orphan": written("orphan"), "its": written("its"), "broken": fails,
+    }  # fmt: skip
+    after = {"third": ["second", "first"], "second": ["first"], "orphan": ["broken"], "its": ["orphan", "first"]}
+    with pytest.raises(StoreError, match="the disk is full"):
+        run_at_once(given, [{}, {}], after)
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "second", "third"}
+    assert "orphan is not run: it follows broken, which failed" in caplog.text
+    assert "its is not run: it follows orphan, which failed" in caplog.text
+
+
 def test_a_job_ends_with_what_ordered_it() -> None:
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
@@ -79,7 +101,7 @@ def test_places_are_equal_parts_of_what_there_is(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("models.local.base.cores_here", lambda: 3)
     check_at_once(1)
     check_at_once(3)
-    with pytest.raises(ConfigurationError, match="--at-once 4 needs a core for every seed, and this process may use 3"):
+    with pytest.raises(ConfigurationError, match="--at-once 4 needs a core for every process, and this one may use 3"):
         check_at_once(4)
     monkeypatch.setattr(devices, "visible_gpus", lambda: ["0", "1", "2", "3"])
     assert parts_of_machine(2) == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
