@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import sys
-import warnings
 from collections.abc import MutableMapping
 from typing import Annotated
 
@@ -55,15 +54,6 @@ app = Commands(
     pretty_exceptions_enable=False,
     help="Makes an agent better at one environment by itself.",
 )
-
-
-def _logging() -> None:
-    configure()
-    # Renamed arguments inside transformers and TRL: for their authors, not for readers of a round's progress.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
-    # A model of a dependency gives a field an alias where pydantic ignores it: pydantic says so at the import, in the
-    # middle of a round's progress, and nobody here can mend it. By its text, for pydantic is not imported yet.
-    warnings.filterwarnings("ignore", message="The 'alias' attribute with value 'id' was provided to the `Field")
 
 
 @app.callback()
@@ -134,7 +124,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a dash that a terminal cannot show must not end a round in an error
             stream.reconfigure(errors="replace")
-    _logging()
+    configure()
     try:
         app()
     except TraceError as problem:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -69,7 +70,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure() -> None:
-    """Log to stderr: warnings of all, and what the project itself tells; as JSON where `TRACE_LOG_JSON` says so. Called
+    """Log to stderr: warnings of all that readers can act on, and what the project itself tells; as JSON where `TRACE_LOG_JSON` says so. Called
     again it changes the form alone; where somebody else (Prefect, a test) has set logging up already, that stays."""
     note_places()
     form = JsonLines() if os.environ.get(VARIABLE, "").lower() in YES else Lines()
@@ -82,3 +83,8 @@ def configure() -> None:
         logging.basicConfig(level=logging.WARNING, handlers=[new])
     logging.getLogger("trace").setLevel(logging.INFO)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
+    # Renamed arguments inside transformers and TRL: for their authors, not for readers of a round's progress.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+    # A model of a dependency gives a field an alias where pydantic ignores it: pydantic says so at the import, in the
+    # middle of a round's progress, and nobody here can mend it. By its text, for pydantic is not imported yet.
+    warnings.filterwarnings("ignore", message="The 'alias' attribute with value 'id' was provided to the `Field")
