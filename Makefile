@@ -42,7 +42,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 improve: install ## Run one round: make improve ARGS="--target shop --budget 2400"
 	@$(BIN)/trace-agent improve $(ARGS)
 
-compare: install ## TRACE against cheaper ways at equal cost: make compare ARGS="--target shop --seeds 5 --budget 4000"
+compare: install ## TRACE against cheaper ways at equal cost: make compare ARGS="--target shop --seeds 5 --budget 4000 --at-once 2"
 	@$(BIN)/trace-agent compare-methods $(ARGS)
 
 ui: install ## Show Prefect's and MLflow's pages on the rounds in runs/ until Ctrl-C

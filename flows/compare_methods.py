@@ -11,7 +11,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from settings_parts import Part
 from tasks.comparison.results import changed_settings, methods_there, path_of
 from tasks.comparison.tracking import log_method
 from tasks.methods.catalogue import EVERY, QUICK, chosen
-from tasks.methods.lanes import lanes, plays_first
+from tasks.methods.lanes import Lane, lanes, plays_first
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, open_round, round_beside
@@ -55,7 +55,8 @@ __all__ = ["QUICK", "CompareParameters", "check", "compare_methods", "warn"]
 
 class CompareParameters(Part):
     """What a person sets for a comparison; everything else comes from the profile, `trace.toml` and the environment.
-    `part_of` are all methods of the comparison where this process plays a part of them, with what ordered it."""
+    `part_of` are all methods of the comparison where this process plays a part of them, `beside` whether it does so
+    while another is at work in the seed's home."""
 
     target: str | None = None
     profile: str | None = None
@@ -68,6 +69,7 @@ class CompareParameters(Part):
     out: Path
     at_once: int = 1
     part_of: list[str] = Field(default_factory=list)
+    beside: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -113,14 +115,21 @@ def compare_methods(params: CompareParameters) -> list[str]:
     """Run what is owed of every seed; the files that were written, by name."""
     settings = check(params)
     registry = open_registry(settings, settings.target)
-    width = min(params.at_once, len(params.seeds) * len(lanes([n for n in params.names if not plays_first(n)])))
+    owed = {seed: _owed(params, settings, seed) for seed in params.seeds}
+    width = min(params.at_once, sum(map(len, owed.values())))
     if width > 1:
-        _side_by_side(params, settings, width)
+        _side_by_side(params, settings, owed, width)
     else:
         for seed in params.seeds:
             with at(Place(seed=str(seed))):
                 _play(params, settings, registry, seed)
     return [path_of(params.out, settings.target, seed).name for seed in params.seeds]
+
+
+def _owed(params: CompareParameters, settings: Settings, seed: int) -> list[Lane]:
+    """The lanes of a seed with what no file has."""
+    there = methods_there(path_of(params.out, settings.target, seed))
+    return lanes([name for name in params.names if name not in there and not plays_first(name)])
 
 
 def _play(params: CompareParameters, settings: Settings, registry: Registry, seed: int) -> None:
@@ -143,8 +152,8 @@ def _alone_on(of_seed: Settings) -> AbstractContextManager[None]:
 
 @contextmanager
 def _opened(of_seed: Settings, params: CompareParameters) -> Iterator[Context]:
-    """The seed's round: begun or gone on with, or where the lane of another process is at work on it, to take from."""
-    if params.part_of and any(EVERY[name].place(name) for name in params.methods):
+    """The seed's round: begun or gone on with, or where another process is at work on it, to take from."""
+    if params.beside:
         with round_beside(of_seed) as context:
             yield context
         return
@@ -155,27 +164,28 @@ def _opened(of_seed: Settings, params: CompareParameters) -> Iterator[Context]:
         close_round(context)
 
 
-def _side_by_side(params: CompareParameters, settings: Settings, width: int) -> None:
+def _side_by_side(
+    params: CompareParameters, settings: Settings, owed: Mapping[int, Sequence[Lane]], width: int
+) -> None:
     """Each seed's beginning, and then each of its lanes, as a process, and a flow run, of its own: two of one thread
     play more than one of two threads. One that fails stops no other seed, and its error is raised when all are over."""
     commands, after, names = dict[str, tuple[str, ...]](), dict[str, list[str]](), params.names
+
+    def part(seed: int, methods: Sequence[str], beside: bool = False) -> tuple[str, ...]:
+        given = {"seeds": [seed], "at_once": 1, "methods": [*methods], "part_of": names, "beside": beside}
+        return sys.executable, "-c", PROCESS, params.model_copy(update=given).model_dump_json()
+
     with ExitStack() as held:
-        for seed in params.seeds:
+        for seed, found in owed.items():
             held.enter_context(_alone_on(seed_settings(settings, seed, params.budget)))
-            there = methods_there(path_of(params.out, settings.target, seed))
-
-            def part(methods: Sequence[str], seed: int = seed) -> tuple[str, ...]:
-                given = {"seeds": [seed], "at_once": 1, "methods": list(methods), "part_of": names}
-                return sys.executable, "-c", PROCESS, params.model_copy(update=given).model_dump_json()
-
-            first = f"seed {seed}"
-            commands[first] = part([n for n in names if n in there or plays_first(n)])
-            found = {lane.home: lane for lane in lanes([n for n in names if n not in there and not plays_first(n)])}
-            for lane in found.values():
-                commands[f"{first}: {lane.name}"] = part(lane.methods)
-                after[f"{first}: {lane.name}"] = [first, *(f"{first}: {found[home].name}" for home in lane.after)]
+            first, waiting = f"seed {seed}", {name for lane in found for name in lane.methods}
+            commands[first] = part(seed, [name for name in names if name not in waiting])
+            called = {lane.home: f"{first}: {lane.name}" for lane in found}
+            for lane in found:
+                commands[called[lane.home]] = part(seed, lane.methods, bool(lane.home))
+                after[called[lane.home]] = [first, *(called[home] for home in lane.after)]
         lines = {"PREFECT_LOGGING_EXTRA_LOGGERS": os.environ.get("PREFECT_LOGGING_EXTRA_LOGGERS", "")}
-        run_at_once(commands, [part | lines for part in parts_of_machine(width)], after)
+        run_at_once(commands, [place | lines for place in parts_of_machine(width)], after)
 
 
 def play_round(context: Context, last: str = "gate") -> None:

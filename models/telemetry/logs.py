@@ -70,8 +70,9 @@ class JsonLines(logging.Formatter):
 
 
 def configure() -> None:
-    """Log to stderr: warnings of all that readers can act on, and what the project itself tells; as JSON where `TRACE_LOG_JSON` says so. Called
-    again it changes the form alone; where somebody else (Prefect, a test) has set logging up already, that stays."""
+    """Log to stderr: warnings of all that readers can act on, and what the project itself tells; as JSON where
+    `TRACE_LOG_JSON` says so. Called again it changes the form alone; where somebody else (Prefect, a test) has set
+    logging up already, that stays."""
     note_places()
     form = JsonLines() if os.environ.get(VARIABLE, "").lower() in YES else Lines()
     ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, Lines | JsonLines)]

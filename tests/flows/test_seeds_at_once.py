@@ -64,7 +64,8 @@ def test_each_seed_begins_in_a_process_and_each_of_its_lanes_is_one(
     ]  # fmt: skip
     for name, order in orders.items():
         assert name.startswith(f"seed {order.seeds[0]}")
-        same = {"seeds": order.seeds, "methods": order.methods, "at_once": 1, "part_of": names}
+        beside = order.methods in (["placebo-capabilities"], ["examples"])  # these have homes of their own
+        same = {"seeds": order.seeds, "methods": order.methods, "at_once": 1, "part_of": names, "beside": beside}
         assert order == given.model_copy(update=same)
     assert {name: set(them) for name, them in after.items() if "28" in name} == {
         "seed 28: placebo-capabilities": {"seed 28", "seed 28: trace + single"},
@@ -77,13 +78,13 @@ def test_each_seed_begins_in_a_process_and_each_of_its_lanes_is_one(
 def test_what_a_seed_has_is_told_and_not_played_again(
     played: list[tuple[int, str]], settings_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = {name: figures(1) for name in ("base", "trace")}
+    there = {name: figures(1) for name in ("base", "trace", "constant")}
     write_result(settings_folder / "shop-seed-28.json", seed_result(28, there, target="shop"))
-    names = ["base", "examples", "grpo-target", "trace", "single", "placebo-capabilities"]
+    names = ["base", "constant", "examples", "grpo-target", "trace", "single", "placebo-capabilities"]
     given = CompareParameters(budget=900, seeds=[28], methods=names, out=settings_folder, at_once=9)
     orders, places, after = ordered(monkeypatch, given)
     assert {name: order.methods for name, order in orders.items()} == {
-        "seed 28": ["base", "trace"],
+        "seed 28": ["base", "constant", "trace"],
         "seed 28: placebo-capabilities": ["placebo-capabilities"],
         "seed 28: grpo-target": ["grpo-target"],
         "seed 28: single": ["single"],
@@ -91,6 +92,7 @@ def test_what_a_seed_has_is_told_and_not_played_again(
     }
     assert {name: set(them) for name, them in after.items()} == {name: {"seed 28"} for name in [*orders][1:]}
     assert len(places) == 4, "no more places than lanes"
+    assert not orders["seed 28"].beside, "it opens the seed's home, whatever is told there"
 
 
 @pytest.mark.parametrize("names", [["trace", "single"], ["base"], ["examples"]])
@@ -116,7 +118,7 @@ def test_a_lane_takes_from_the_seeds_round_while_another_is_at_work_on_it(
     monkeypatch.setattr(flow, "seed_settings", lambda settings, seed, budget: run.context.settings)
     with alone_in(settings.folder, ""):
         for name in ("examples", "constant"):
-            flow._play(given.model_copy(update={"methods": [name]}), settings, Mock(), 7)
+            flow._play(given.model_copy(update={"methods": [name], "beside": True}), settings, Mock(), 7)
             assert store.round(at_work).state == RoundState.RUNNING
         flow._play(given.model_copy(update={"methods": ["base"]}), settings, Mock(), 7)
     assert store.round(at_work).state == RoundState.INTERRUPTED, "the process of the seed's own home closes it"
