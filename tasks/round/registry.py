@@ -98,10 +98,19 @@ def set_aside(registry: Registry, store: Store, this: Round) -> list[str]:
     return found
 
 
+# What MLflow answers to a user whom it does not know, or who may not do this (401 and 403).
+REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+MEND = (
+    "give a user and a password that it takes (in the address, or as MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD), then run the same command"
+)
+WAIT = "bring it back (or free its disk), then run the same command, or wait for the next run"
+
+
 @contextmanager
 def mlflow_failures(settings: Settings, what: str) -> Iterator[None]:
     """Within, `what` is done. A failure of MLflow (a full disk, a server that is away) becomes a `StoreError` that may
-    pass, with the cause in one line; any other error stays as it is."""
+    pass, with the cause in one line, and so does a refusal, which will not; any other error stays as it is."""
     try:
         yield
     except Exception as problem:
@@ -110,10 +119,10 @@ def mlflow_failures(settings: Settings, what: str) -> Iterator[None]:
         cause: BaseException = problem
         while (deeper := cause.__cause__ or cause.__context__) is not None:
             cause = deeper
+        refused = getattr(problem, "error_code", "") in REFUSED
         failed = StoreError(
             f"MLflow at {without_password(settings.tracking_uri)} failed while {what}: {type(cause).__name__}: "
-            f"{without_password(str(cause).partition(chr(10))[0])}; what is stored stays: bring it back (or free its "
-            "disk), then run the same command, or wait for the next run"
+            f"{without_password(str(cause).partition(chr(10))[0])}; what is stored stays: {MEND if refused else WAIT}"
         )
-        failed.transient = True
+        failed.transient = not refused
         raise failed from None  # MLflow's own words, in a logged traceback, would show the password
