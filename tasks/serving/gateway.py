@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from errors import ConfigurationError, NoHome
 from models.adapters.limits import ServerLimits, linear_modules
 from models.local.base import BaseModel, load_base, weights_of
 from models.serving.fleet.fleet import Fleet
-from models.serving.fleet.hosts import Host, VllmHost
+from models.serving.fleet.hosts import Host
 from models.serving.fleet.lifecycle import RECONCILE_SECONDS, Reconciler
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import RouteMaker
@@ -23,16 +22,16 @@ from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import TrafficLog
 from models.serving.upstreams.contract import TokenEngine, Upstream
-from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpTokens, HttpUpstream
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import LONGEST, RenderedUpstream
 from settings import Settings, load_settings
 from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.releases.lookup import served_round, set_target
-from tasks.round.policies import open_servers
 from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
 from tasks.serving.releases import HomeReleases, Routing
+from tasks.serving.replicas import open_replicas
 
 logger = logging.getLogger("trace")
 # Turns sampled at once, and the longest conversation, of the model in this process: both decide its memory.
@@ -162,13 +161,8 @@ def _this_process(settings: Settings, engine: LocalEngine, base: BaseModel) -> t
 
 def _servers(settings: Settings, serving: Serving, base: BaseModel) -> tuple[Upstream, list[Host]]:
     """The servers answer; each holds the adapters."""
-    servers, policy = open_servers(settings), settings.policy
-    context = min(server.check() for server in servers)
-    for server in servers:
-        server.check_weights(weights_of(base, settings.cache))
-    key = os.environ.get(policy.api_key_env, "") if policy.api_key_env else ""
-    pool = Pool(Servers(policy.urls, key))
-    hosts: list[Host] = [VllmHost(server, policy.server_folder) for server in servers]
+    found, name = open_replicas(settings, weights_of(base, settings.cache)), settings.policy.model
     if serving.rendered:
-        return _rendered(settings, HttpTokens(pool, policy.model, context, base.renderer.stop_ids), base), hosts
-    return HttpUpstream(pool, policy.model), hosts
+        engine = HttpTokens(found.pool, name, found.context, base.renderer.stop_ids)
+        return _rendered(settings, engine, base), found.hosts
+    return HttpUpstream(found.pool, name), found.hosts

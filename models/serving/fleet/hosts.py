@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from models.vllm.answers import ServerSilent
-from models.vllm.server import VllmServer
+from models.vllm.answers import ServerAway, ServerSilent
+from models.vllm.server import ServedModel, VllmServer
 
 # The longest wait for a server's list of models, and for an adapter to be loaded, scored or taken away: while one that
 # hangs is waited for, no server follows a release. How long a server that was silent is not asked again: each member,
@@ -32,15 +32,34 @@ class Host(Protocol):
 
 
 class VllmHost:
-    """A vLLM server. `server_folder` says where the server sees the fleet's folder, if elsewhere than this process."""
+    """A vLLM server. `server_folder` says where the server sees the fleet's folder, if elsewhere than this process.
+    `admit` raises where the server that answers is not the one that is wanted; it is asked of one that was away, or is
+    not `admitted` from the beginning."""
 
-    def __init__(self, server: VllmServer, server_folder: str = "") -> None:
+    def __init__(
+        self,
+        server: VllmServer,
+        server_folder: str = "",
+        admit: Callable[[VllmServer], object] = bool,
+        admitted: bool = True,
+    ) -> None:
         self.address, self.server_folder = server.url, server_folder
+        self._admit, self._admitted = admit, admitted
         self._looked, self._worked = server.limited(LOOK_SECONDS), server.limited(WORK_SECONDS)
         self._silent_until = float("-inf")
 
     def names(self) -> set[str]:
-        return {name for name, model in self._asked(self._looked.models).items() if model.parent}
+        try:
+            return {name for name, model in self._asked(self._models).items() if model.parent}
+        except ServerAway:  # who answers there next may be another
+            self._admitted = False
+            raise
+
+    def _models(self) -> dict[str, ServedModel]:
+        if not self._admitted:
+            self._admit(self._looked)
+            self._admitted = True
+        return self._looked.models()
 
     def load(self, name: str, digest: str, folder: Path) -> None:
         place = f"{self.server_folder.rstrip('/')}/{folder.name}" if self.server_folder else str(folder.resolve())

@@ -56,13 +56,15 @@ class Servers:
 
 
 class Pool:
-    """Connections to replicas; a conversation keeps to one while it answers (`Balance`). Used on one event loop."""
+    """Connections to replicas; a conversation keeps to one while it answers (`Balance`). Used on one event loop, but
+    for `held`: the addresses of those that get no request, whether they answer or not, since their base is not known to
+    be the right one."""
 
     def __init__(self, servers: Servers) -> None:
         self._headers, self.retries = servers.headers, 0
         self.addresses = tuple(self._headers)
         self._opened: aiohttp.ClientSession | None = None
-        self.balance = Balance(self.addresses)
+        self.balance, self.held = Balance(self.addresses), set[str]()
         # When each last gave somebody an answer, or a part of one: servers that hang may still begin answers.
         self._heard = dict.fromkeys(self.addresses, float("-inf"))
 
@@ -87,7 +89,7 @@ class Pool:
         asked (all when empty). One that cannot be reached is asked again after a pause, and sooner only where all are
         like that; so is one that fails, or hangs until the time is up, several times in a row. Raises `ApiError`."""
         asked = {h.rstrip("/").removesuffix("/v1") for h in holders}
-        left = [a for a in self.addresses if a in asked] or list(self.addresses)
+        left = [a for a in self.addresses if a in asked] or [a for a in self.addresses if a not in self.held]
         while left:
             circuits = self.balance.circuits
             address = self.balance.choose(conversation, left, trials=True) or min(left, key=lambda a: circuits[a].busy)
@@ -151,6 +153,8 @@ class Pool:
         return list(await asyncio.gather(*map(self._look, self.addresses)))
 
     async def _look(self, address: str) -> Replica:
+        if address in self.held:
+            return Replica(address, False, "not seen with the right base yet")
         try:
             limit = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
             headers, where = self._headers[address], f"{address}/health"

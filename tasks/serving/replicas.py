@@ -1,0 +1,67 @@
+"""The vLLM servers behind a gateway: it begins with those that answer; the others join once they have its base."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+from errors import ConfigurationError
+from models.serving.fleet.hosts import Host, VllmHost
+from models.serving.upstreams.http import Pool, Servers
+from models.vllm.answers import ServerAway
+from models.vllm.server import VllmServer
+from settings import Settings
+from tasks.round.policies import open_servers
+
+logger = logging.getLogger("trace")
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """`pool` is what requests go through, `hosts` hold the adapters, `context` is the shortest of the servers' in
+    tokens."""
+
+    pool: Pool
+    hosts: list[Host]
+    context: int
+
+
+def open_replicas(settings: Settings, weights: str) -> Replicas:
+    """The servers that the settings name, which must have the base with these `weights` (`weights_of`) and sample as
+    needed. One that is away is asked for nothing until it was seen to.
+
+    Raises `ConfigurationError` for a server that is another, `ServerAway` when none answers.
+    """
+    servers, policy = open_servers(settings), settings.policy
+    key = os.environ.get(policy.api_key_env, "") if policy.api_key_env else ""
+    pool, contexts, away = Pool(Servers(policy.urls, key)), dict[str, int](), dict[str, ServerAway]()
+    for server in servers:
+        try:
+            contexts[server.url] = server.check()
+            server.check_weights(weights)
+        except ServerAway as problem:
+            away[server.url] = problem
+    for url, problem in away.items():
+        if not contexts:
+            raise problem
+        pool.held.add(url)
+        logger.warning("%s; the gateway begins without it, and uses it once it answers with the same base", problem)
+    context = min(contexts.values())
+
+    def admit(server: VllmServer) -> None:
+        """Let a server answer that is there (again), or keep it from it where it is another now."""
+        try:
+            if (found := server.check()) < context:
+                raise ConfigurationError(
+                    f"{server.url} has a context of {found} tokens, and the gateway began with {context}; start the "
+                    f"server with --max-model-len {context}, or the gateway again"
+                )
+            server.check_weights(weights)
+        except ConfigurationError:
+            pool.held.add(server.url)
+            raise
+        pool.held.discard(server.url)
+
+    hosts = [VllmHost(server, policy.server_folder, admit, server.url not in away) for server in servers]
+    return Replicas(pool, [*hosts], context)

@@ -1,0 +1,131 @@
+"""Servers behind a gateway that are away when it starts, or come back as others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import ConfigurationError
+from models.policy import Generation, Request, Sampling
+from models.serving.openai_api.errors import ApiError
+from models.serving.upstreams.http import HttpTokens
+from models.vllm import server as vllm_server
+from models.vllm.answers import ServerAway
+from settings import Settings, load_settings
+from tasks.serving.replicas import Replicas, open_replicas
+from tests.models.vllm_backend.vllm_stub import vllm_stub
+
+WEIGHTS = "w1"
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "WAITS", (0.01, 0.01, 0.01))
+
+
+def settings_for(folder: Path, *urls: str) -> Settings:
+    return load_settings(home=folder, policy={"backend": "vllm", "url": ",".join(urls), "model": "base"})
+
+
+def answered(replicas: Replicas, times: int = 8, name: str = "session") -> list[str]:
+    """What the next turns of so many conversations get: "" for an answer, or what is said instead."""
+
+    async def ask(session: str) -> str:
+        engine = HttpTokens(replicas.pool, "base", replicas.context, frozenset())
+        request = Request(session, (1, 2), Sampling(max_tokens=2, temperature=1.0, seed=0))
+        try:
+            assert isinstance([part async for part in engine.generate(request)][-1], Generation)
+        except ApiError as problem:
+            return str(problem)
+        return ""
+
+    async def all_of_them() -> list[str]:
+        try:
+            return [await ask(f"{name} {i}") for i in range(times)]
+        finally:
+            await replicas.pool.close()
+
+    found = asyncio.run(all_of_them())
+    replicas.pool._opened = None  # the next has a loop of its own
+    return found
+
+
+def looked_at(replicas: Replicas) -> dict[str, str]:
+    """What a look at each host says, by address."""
+    found = {}
+    for host in replicas.hosts:
+        try:
+            host.names()
+            found[host.address] = ""
+        except (ServerAway, ConfigurationError) as problem:
+            found[host.address] = str(problem)
+    return found
+
+
+def test_a_gateway_begins_with_those_that_answer_and_the_others_join_it(
+    settings_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with vllm_stub() as gone:
+        port = int(gone.url.rpartition(":")[2])
+    with vllm_stub() as there:
+        there.weights = WEIGHTS
+        replicas = open_replicas(settings_for(settings_folder, gone.url, there.url), WEIGHTS)
+        assert (replicas.context, replicas.pool.held) == (64, {gone.url})
+        assert f"no vLLM server answers at {gone.url}" in caplog.text
+        assert "the gateway begins without it" in caplog.text
+        assert answered(replicas) == [""] * 8
+        said = looked_at(replicas)
+        assert said.pop(there.url) == ""
+        assert "no vLLM server answers" in said[gone.url]
+        with vllm_stub(port) as back:
+            assert answered(replicas) == [""] * 8
+            assert not back.bodies, "nobody has looked whether it has the base"
+            back.weights = WEIGHTS
+            assert set(looked_at(replicas).values()) == {""}
+            assert replicas.pool.held == set()
+            checks = len(back.bodies)
+            assert answered(replicas, name="new session") == [""] * 8
+            assert len(back.bodies) > checks
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"weights": "w2"}, "two models"),
+        ({"weights": WEIGHTS, "context": 32}, "has a context of 32 tokens, and the gateway began with 64"),
+        ({"weights": WEIGHTS, "raw_logprobs": True}, "do not follow the temperature"),
+    ],
+)
+def test_one_that_comes_back_as_another_gets_no_request_until_it_is_the_one(
+    settings_folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    with vllm_stub() as first:
+        first.weights = WEIGHTS
+        port = int(first.url.rpartition(":")[2])
+        replicas = open_replicas(settings_for(settings_folder, first.url), WEIGHTS)
+        assert answered(replicas) == [""] * 8
+    assert "no vLLM server answers" in looked_at(replicas)[first.url]
+    with vllm_stub(port) as other:
+        for name, value in changes.items():
+            setattr(other, name, value)
+        assert said in looked_at(replicas)[first.url]
+        assert said in looked_at(replicas)[first.url], "and it is looked at again"
+        assert answered(replicas, 1) == ["no server behind the gateway answers; ask again later"]
+        assert [r.alive for r in asyncio.run(replicas.pool.replicas())] == [False]
+        other.weights, other.context, other.raw_logprobs = WEIGHTS, 64, False
+        assert looked_at(replicas) == {first.url: ""}
+        assert answered(replicas) == [""] * 8
+
+
+def test_where_none_answers_or_one_is_another_it_does_not_start(settings_folder: Path) -> None:
+    with vllm_stub() as gone:
+        pass
+    with pytest.raises(ServerAway, match=gone.url):
+        open_replicas(settings_for(settings_folder, gone.url), WEIGHTS)
+    with vllm_stub() as other:
+        other.weights = "w2"
+        with pytest.raises(ConfigurationError, match="two models"):
+            open_replicas(settings_for(settings_folder, gone.url, other.url), WEIGHTS)
