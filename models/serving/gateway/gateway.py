@@ -321,10 +321,11 @@ class Gateway:
 
     def _instead(self, opened: RoutedRequest, gone: AdapterGone) -> None:
         """A server did not know the adapter: it is not asked for it again before it was proven anew. The others that
-        have it are asked before the adapter is missing."""
+        have it are asked before the adapter is missing, as it is where none of them is there."""
         turn = opened.turn
         assert turn.adapter is not None
-        self.fleet.report(turn.adapter.name, gone.replica)
+        if gone.replica:
+            self.fleet.report(turn.adapter.name, gone.replica)
         left = tuple(r for r in turn.adapter.replicas if r != gone.replica)
         if 0 < len(left) < len(turn.adapter.replicas):
             opened.turn = replace(turn, adapter=replace(turn.adapter, replicas=left))

@@ -59,6 +59,14 @@ class AdapterGone(ProviderError):
         self.replica = replica
 
 
+class HoldersAway(AdapterGone):
+    """Nobody answers where the adapter is loaded, while there are servers without it."""
+
+    def __init__(self) -> None:
+        ProviderError.__init__(self, "no server that has the adapter answers; ask again later")
+        self.replica = ""
+
+
 class Upstream(Protocol):
     """Both calls raise `ApiError`, and `AdapterGone` before anything was sent. `stream` gives server-sent events;
     nothing was sent before its first one, and closing it ends the work behind it. `longest` is the longest answer to a

@@ -24,7 +24,7 @@ from errors import ConfigurationError
 from models.policy import Generation, Request
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import DONE, ROLES, Usage
-from models.serving.upstreams.contract import DEADLINE, AdapterGone, Replica, Turn
+from models.serving.upstreams.contract import DEADLINE, AdapterGone, HoldersAway, Replica, Turn
 from models.serving.upstreams.refusals import BROKEN_OFF, check_model, part_of, problem_of, refusal_of
 from models.serving.upstreams.stream_usage import StreamUsage, usage_of
 from models.vllm.balance import Balance
@@ -87,7 +87,8 @@ class Pool:
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse]]:
         """The response to a request, its body still to be read, and who gave it. `holders` are the replicas that may be
         asked (all when empty). One that cannot be reached is asked again after a pause, and sooner only where all are
-        like that; so is one that fails, or hangs until the time is up, several times in a row. Raises `ApiError`."""
+        like that; so is one that fails, or hangs until the time is up, several times in a row. Raises `ApiError`, and
+        `HoldersAway` where others than those are left."""
         asked = {h.rstrip("/").removesuffix("/v1") for h in holders}
         left = [a for a in self.addresses if a in asked] or [a for a in self.addresses if a not in self.held]
         while left:
@@ -132,6 +133,8 @@ class Pool:
                 return
             finally:
                 circuit.busy -= 1
+        if asked.intersection(self.addresses) and not asked.union(self.held).issuperset(self.addresses):
+            raise HoldersAway
         raise ApiError(503, "no server behind the gateway answers; ask again later")
 
     def _given_up(self, address: str, since: float, opened: int) -> None:

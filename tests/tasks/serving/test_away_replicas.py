@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,20 @@ import pytest
 
 from errors import ConfigurationError
 from models.policy import Generation, Request, Sampling
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
-from models.serving.upstreams.http import HttpTokens
+from models.serving.openai_api.requests import parse_chat
+from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
 from models.vllm import server as vllm_server
 from models.vllm.answers import ServerAway
 from settings import Settings, load_settings
 from tasks.serving.replicas import Replicas, open_replicas
+from tests.models.serving.gateway_servers import HandMadeFleet, serving
+from tests.models.serving.gateway_servers import Stub as EchoStub
 from tests.models.vllm_backend.vllm_stub import vllm_stub
 
-WEIGHTS = "w1"
+WEIGHTS, NOBODY = "w1", "http://127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +136,36 @@ def test_where_none_answers_or_one_is_another_it_does_not_start(settings_folder:
         other.weights = "w2"
         with pytest.raises(ConfigurationError, match="two models"):
             open_replicas(settings_for(settings_folder, gone.url, other.url), WEIGHTS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_those_that_have_an_adapter_are_away_it_is_missing(stream: bool) -> None:
+    """Until the next look at the servers its requests go where nobody is."""
+    name, there = "refund@v1-aaaaaaaa", EchoStub()
+
+    async def told(urls: list[str], missing: str) -> dict[str, str]:
+        fleet = HandMadeFleet(name)
+        fleet.known[name] = replace(fleet.known[name], replicas=(NOBODY,))
+        settings = GatewaySettings("shop", base="stub-base", missing=missing)
+        gateway = Gateway(settings, HttpUpstream(Pool(Servers(urls)), "stub-base"), fleet)
+        asked = parse_chat({"model": name, "messages": [{"role": "user", "content": "x"}], "stream": stream})
+        try:
+            if not stream:
+                return dict((await gateway.answer(asked, "", "c"))[1])
+            streamed = await gateway.stream(asked, "", "c")
+            assert "stub-base" in "".join([part.decode() async for part in streamed.events])
+            await streamed.close()
+            return dict(streamed.headers)
+        finally:
+            await gateway.upstream.close()
+            assert +fleet.held == Counter()
+            assert fleet.reported == [], "nobody has said that it does not know the adapter"
+
+    with serving(there.app) as url:
+        headers = asyncio.run(told([NOBODY, url], "base"))
+        assert (headers["x-trace-adapter"], headers["x-trace-missing"]) == ("none", "refund")
+        assert "x-trace-version" not in headers
+        with pytest.raises(ApiError, match="the adapter of 'refund' is not live"):
+            asyncio.run(told([NOBODY, url], "503"))
+    with pytest.raises(ApiError, match="no server behind the gateway answers"):
+        asyncio.run(told([NOBODY], "base"))
