@@ -1,7 +1,8 @@
 """Conversations that the gateway stores, and what people say of them.
 
-Writing happens in a thread of its own, so that no answer waits for the database. When the database cannot keep up,
-conversations are dropped and counted, and feedback is refused: serving goes on.
+Writing happens in a thread of its own, so that no answer waits for the database. Where that is away for a while, what
+is to be stored waits for it. When it cannot keep up, conversations are dropped and counted, and feedback is refused:
+serving goes on.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ WAITING, WAITING_BYTES = 1000, 256 << 20
 LONGEST_COMMENT = 4000
 # From which reward on a conversation is a success where its client says no more than that.
 SUCCESS_REWARD = 0.5
+# Seconds after which a turn is tried again that a database did not take which is away, or held by others.
+AGAIN = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 # How long a client waits for its feedback to be kept, and a gateway that ends for conversations to be stored.
 SAY_SECONDS, CLOSE_SECONDS = 5.0, 30.0
 
@@ -81,6 +84,7 @@ class TrafficLog:
         self._store, self._identity, self._target, self._sample, self._count = store, identity, target, sample, count
         self._queue: queue.Queue[LoggedTurn | _Said | threading.Event | None] = queue.Queue(WAITING)
         self._added = self._taken = 0  # bytes of requests; each is counted by one thread alone
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="traffic log", daemon=True)
         self._thread.start()
 
@@ -107,6 +111,7 @@ class TrafficLog:
 
     def close(self) -> None:
         """Store what waits, and end. What a database that hangs has not taken by then is lost."""
+        self._ending.set()  # nothing is tried again from now on
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=CLOSE_SECONDS)
             self._thread.join(CLOSE_SECONDS)
@@ -168,8 +173,7 @@ class TrafficLog:
                 self._hear(item)
                 continue
             try:
-                with self._store.transaction() as connection:  # for the reason given in `_hear`
-                    self._keep(connection, item)
+                self._store_turn(item)
                 self._count("stored")
             except StoreError as problem:
                 self._count("dropped")
@@ -178,6 +182,20 @@ class TrafficLog:
                 self._count("dropped")
                 logger.exception("a conversation was not stored")
             self._taken += item.turn.asked.size
+
+    def _store_turn(self, spoken: LoggedTurn) -> None:
+        """Store a turn as soon as the database takes it. Raises `StoreError` where it does not, or not for minutes."""
+        for pause in (*AGAIN, None):
+            try:
+                with self._store.transaction() as connection:  # for the reason given in `_hear`
+                    self._keep(connection, spoken)
+                return
+            except StoreError as problem:
+                if not problem.transient or pause is None or self._ending.is_set():
+                    raise
+                if pause == AGAIN[0]:
+                    logger.warning("conversations wait to be stored: %s", problem)
+                self._ending.wait(pause)
 
     def _keep(self, connection: Connection, spoken: LoggedTurn) -> None:
         routed, turn, asked = spoken.routed, spoken.turn, spoken.turn.asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -113,6 +114,56 @@ def test_what_waits_for_a_database_that_hangs_is_bounded_in_bytes(
     log.flush()
     assert caplog.text.count("a conversation was not stored") == 3, "the room of those that are through is free again"
     log.close()
+
+
+class Away:
+    """A store that is away for the first `fails` times."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails, self.tries = fails, 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        self.tries += 1
+        if self.tries <= self.fails:
+            problem = StoreError("the database is away")
+            problem.transient = True
+            raise problem
+        yield
+
+
+def logged(monkeypatch: pytest.MonkeyPatch, store: Away) -> tuple[TrafficLog, list[str], list[str]]:
+    """A log before that store, what it counts, and the conversations that it stores."""
+    counted, kept = list[str](), list[str]()
+    monkeypatch.setattr(TrafficLog, "_keep", lambda self, connection, spoken: kept.append(spoken.routed.name))
+    log = TrafficLog(cast("Store", store), PolicyIdentity("tiny", "1"), "shop", 1.0, counted.append)
+    turn = Turn(ChatRequest("trace", True, {}, size=4), None, "base", "c")
+    for name in ("first", "second"):
+        log.add(LoggedTurn("", Routed(name, RouteDecision("", {"": 1.0}, (), 0.0, "off")), turn, 0.1))
+    return log, counted, kept
+
+
+def test_turns_wait_for_a_database_that_is_away_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(traffic_log, "AGAIN", (0.01, 0.02))
+    log, counted, kept = logged(monkeypatch, store := Away(2))
+    log.flush()
+    assert (counted, kept, store.tries) == (["stored", "stored"], ["first", "second"], 4)
+    assert caplog.text.count("conversations wait to be stored: the database is away") == 1
+    log.close()
+    log, counted, kept = logged(monkeypatch, Away(4))
+    log.flush()
+    assert (counted, kept) == (["dropped", "stored"], ["second"]), "it is not waited for without end"
+    log.close()
+
+
+def test_a_gateway_that_ends_waits_for_no_database_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, counted, kept = logged(monkeypatch, Away(10))
+    began = time.monotonic()
+    log.close()
+    assert time.monotonic() - began < 10
+    assert (counted, kept) == (["dropped", "dropped"], [])
 
 
 @pytest.mark.parametrize(
