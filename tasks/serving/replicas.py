@@ -42,11 +42,11 @@ def open_replicas(settings: Settings, weights: str) -> Replicas:
             server.check_weights(weights)
         except ServerAway as problem:
             away[server.url] = problem
-    for url, problem in away.items():
+    for url, reason in away.items():
         if not contexts:
-            raise problem
+            raise reason
         pool.held.add(url)
-        logger.warning("%s; the gateway begins without it, and uses it once it answers with the same base", problem)
+        logger.warning("%s; the gateway begins without it, and uses it once it answers with the same base", reason)
     context = min(contexts.values())
 
     def admit(server: VllmServer) -> None:

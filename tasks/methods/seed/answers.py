@@ -123,11 +123,14 @@ def first_of(answer: Answer, count: int) -> Answer:
 
 
 def successes(answer: Answer, ids: Sequence[str]) -> dict[str, list[float | None]]:
-    """Outcome of each trial by task, 1 or 0; None for an episode that was lost to the infrastructure."""
-    frame = answer.context.store.trajectory_frame(None, id=list(ids), columns=["task_id", "trial", "success"])
+    """Outcome of each trial by task, 1 or 0; None for an episode that was lost to the infrastructure. What the policy
+    itself could not answer it has not solved."""
+    columns = ["task_id", "trial", "success", "error_boundary"]
+    frame = answer.context.store.trajectory_frame(None, id=list(ids), columns=columns)
     found: dict[str, list[float | None]] = {}
     for row in frame.sort_values(["task_id", "trial"]).itertuples():
-        found.setdefault(str(row.task_id), []).append(None if pd.isna(row.success) else float(row.success))
+        ended = 0.0 if row.error_boundary == PolicyError.boundary else row.success
+        found.setdefault(str(row.task_id), []).append(None if pd.isna(ended) else float(ended))
     return found
 
 

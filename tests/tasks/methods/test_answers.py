@@ -70,15 +70,20 @@ def test_a_nested_part_leaves_the_rest_to_the_base(run: SeedRun) -> None:
     assert [list(first_of(answer, k).lineup.members) for k in range(3)] == [[], [NAMES[0]], list(NAMES)]
 
 
-def test_an_episode_that_was_lost_is_no_outcome(run: SeedRun) -> None:
+@pytest.mark.parametrize(("boundary", "outcome"), [("provider", None), ("environment", None), ("policy", 0.0)])
+def test_an_episode_that_was_lost_is_no_outcome_unless_the_policy_itself_could_not_answer(
+    run: SeedRun, boundary: str, outcome: float | None
+) -> None:
+    """A method whose prompt leaves no room for half of the tasks would be measured on the others."""
     answer = Answer(run.context)
     ids = play_answer(answer, target.tasks("test")[:2], 1, "test")
     with run.context.store.transaction() as connection:
         connection.exec_driver_sql(
-            f"UPDATE trajectories SET success = NULL, reward = NULL, error_boundary = 'provider' WHERE id = '{ids[0]}'"
+            f"UPDATE trajectories SET success = NULL, reward = NULL, error_boundary = '{boundary}' "
+            f"WHERE id = '{ids[0]}'"
         )
     found = successes(answer, ids)
-    assert found[target.tasks("test")[0].id] == [None]
+    assert found[target.tasks("test")[0].id] == [outcome]
     assert found[target.tasks("test")[1].id] in ([0.0], [1.0])
 
 
