@@ -156,6 +156,10 @@ class Engine:
         ids = self.ids(ground, episodes)
         stored = self.store.stored_ids(ids)
         owed = {i: replace(e, key=i) for i, e in zip(ids, episodes, strict=True) if i not in stored}
+        if self.options.lost_in_a_row and owed:
+            # What was lost before comes last: where a few tasks cannot be played, they stop nobody who comes again.
+            before = set(self.store.trajectory_frame(None, columns=["id"], id=list(owed))["id"])
+            owed = {i: owed[i] for i in sorted(owed, key=before.__contains__)}
         run = PlayRun(ids, len(stored))
         for attempt in range(self.options.tries if self.options.workers else 0):
             if not owed or run.stopped:

@@ -115,6 +115,26 @@ def test_a_fatal_boundary_stops_and_so_do_many_lost_in_a_row(store: Store) -> No
     assert engine(store, Failing(), PlayOptions(workers=0)).play(GROUND, EPISODES).played == 0
 
 
+def test_what_was_lost_before_is_played_last_where_a_row_of_them_stops(store: Store) -> None:
+    """An evaluation that is run again would stop at the same few tasks that nobody can play, and never see the rest."""
+    unplayable = {task.id for task in TASKS[:3]}
+
+    class Broken(Counting):
+        def reset(self, task: TargetTask) -> Observation:
+            if task.id in unplayable:
+                raise EnvironmentFault("broken")
+            return super().reset(task)
+
+    ground = Playground(Broken, "counting", "diagnosis", 0.7, 16)
+    down = PlayOptions(passing=("environment",), lost_in_a_row=3)
+    first = engine(store, options=down).play(ground, EPISODES)
+    assert (first.played, len(store.stored_ids(first.ids))) == (3, 0)
+    again = engine(store, options=down).play(ground, EPISODES)
+    assert (again.played, len(store.stored_ids(again.ids))) == (8, 5)
+    assert again.ids == first.ids
+    assert again.stopped.startswith("the last 3 episodes were all lost")
+
+
 def test_threads_play_at_once_and_store_the_same(store: Store) -> None:
     meeting = threading.Barrier(4, timeout=20)
 
