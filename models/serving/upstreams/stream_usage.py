@@ -19,9 +19,16 @@ BYTES_A_TOKEN = 4
 
 
 def usage_of(body: Mapping[str, Any]) -> Usage | None:
-    """What a server says of the tokens of an answer, or of a part of one; None where it says nothing."""
+    """What a server says of the tokens of an answer, or of a part of one; None where it says nothing. What is no number
+    of tokens counts as 0: it would be added to quotas and metrics."""
     usage = body.get("usage")
-    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)) if usage else None
+    if not usage or not isinstance(usage, Mapping):
+        return None
+    return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))
+
+
+def _count(told: Any) -> int:
+    return told if isinstance(told, int) and told > 0 else 0
 
 
 class StreamUsage:
@@ -41,12 +48,12 @@ class StreamUsage:
             self._parts[_index(choice)] += _says_something(choice)
         told = usage_of(chunk)
         if told is not None:
-            self._prompt = told.prompt
+            self._prompt = told.prompt or self._prompt  # a server may count what it sampled alone
             if len(choices) == 1:  # a count of this choice alone: a client may have asked for several
                 self._told[_index(choices[0])] = told.completion
                 self.running = self.running or not choices[0].get("finish_reason")
             else:
-                self._sum = told
+                self._sum = Usage(self._prompt, told.completion)
         return self._sum or Usage(self._prompt, sum({**self._parts, **self._told}.values()))
 
 

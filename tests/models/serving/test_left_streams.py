@@ -29,7 +29,7 @@ from models.serving.upstreams.contract import Replica, Turn
 from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers, _hear
 from models.serving.upstreams.refusals import part_of
 from models.serving.upstreams.rendered import RenderedUpstream
-from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage
+from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage, usage_of
 from tests.models.serving.gateway_running import KEY, Running, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
 
@@ -203,6 +203,16 @@ def test_a_sum_that_comes_with_the_last_part_is_no_count_on_the_way() -> None:
     usage.add(part("a"))
     assert usage.add(part("", told=4, finish_reason="stop")) == Usage(9, 4)
     assert not usage.running
+
+
+@pytest.mark.parametrize("odd", [-5, "many", 1.5, None, [3], {"a": 1}])
+def test_what_is_no_number_of_tokens_is_not_counted(odd: Any) -> None:
+    """It would end the request in an error, or give a quota back."""
+    assert usage_of({"usage": {"prompt_tokens": odd, "completion_tokens": 4}}) == Usage(0, 4)
+    assert usage_of({"usage": {"prompt_tokens": 7, "completion_tokens": odd}}) == Usage(7, 0)
+    assert usage_of({"usage": odd and [odd]}) is None
+    usage = StreamUsage(400)
+    assert usage.add({"choices": [], "usage": {"prompt_tokens": odd, "completion_tokens": 6}}) == Usage(100, 6)
 
 
 class Log:
