@@ -20,7 +20,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     """What `trace-agent` runs in the place of its own commands."""
     made = typer.Typer()
     monkeypatch.setattr(command_line, "app", made)
-    monkeypatch.setattr(command_line, "_logging", lambda: None)
+    monkeypatch.setattr(command_line, "configure", lambda: None)
     monkeypatch.setattr(sys, "argv", ["trace-agent"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     return made
