@@ -67,10 +67,16 @@ def run_seed(
             if path.is_file():
                 result = read_result(path)
                 check_same([head, result])
-            result = result.with_method(name, figures)
+            result = in_order(result.with_method(name, figures))
             write_result(path, result)
         _tell(done, result, name)
     return result
+
+
+def in_order(result: SeedResult) -> SeedResult:
+    """The result with its methods in the catalogue's order, in which tables have them, whichever ended first."""
+    known = [*EVERY, *result.methods]  # a file may have one of another version
+    return result.model_copy(update={"methods": {n: result.methods[n] for n in known if n in result.methods}})
 
 
 def _tell(done: Callable[[SeedResult, str], object], result: SeedResult, name: str) -> None:

@@ -65,7 +65,7 @@ def test_what_another_process_has_written_meanwhile_stays(
 
     monkeypatch.setattr(running, "run_method", meanwhile)
     run_seed(run, ["base"], path, head, lambda result, name: None)
-    assert list(read_result(path).methods) == ["constant", "base"]
+    assert list(read_result(path).methods) == ["base", "constant"], "in the order of the table"
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
