@@ -11,7 +11,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from graphlib import TopologicalSorter
 from typing import Any
 
 import errors
@@ -68,55 +69,46 @@ def run_at_once(
     """Run the commands, by name, as many at a time as there are `places` (variables of a process's environment), in
     their order; one that comes `after` others once these have ended well. One that fails stops no other but those after
     it: the first's error is raised when all are over, the others' are told."""
-    waiting, after, stop = list(commands), after or {}, threading.Event()
-    ended, problems, state = set[str](), dict[str, BaseException](), threading.Condition()
+    after, order = after or {}, {name: i for i, name in enumerate(commands)}
+    sorter, stop = TopologicalSorter({name: after.get(name, ()) for name in commands}), threading.Event()
+    sorter.prepare()
 
-    def next_one() -> str | None:
-        with state:
-            while waiting and not stop.is_set():
-                ready = [name for name in waiting if ended.issuperset(after.get(name, ()))]
-                if ready:
-                    waiting.remove(ready[0])
-                    return ready[0]
-                if len(commands) == len(waiting) + len(ended) + len(problems):  # nothing runs that they could wait for
-                    return None
-                state.wait(POLL_SECONDS)
-            return None
+    def one(name: str, place: Mapping[str, str]) -> None:
+        done = run_job(commands[name], float("inf"), place, stop)
+        assert done is not None, "it has no limit"
+        raise_failure(done, f"the process of {name}")
 
-    def work(place: Mapping[str, str]) -> None:
-        while (name := next_one()) is not None:
-            problem: BaseException | None = None
-            try:
-                done = run_job(commands[name], float("inf"), place, stop)
-                assert done is not None, "it has no limit"
-                raise_failure(done, f"the process of {name}")
-            except BaseException as caught:
-                problem = caught
-            with state:
-                if problem is None:
-                    ended.add(name)
-                else:
-                    problems[name] = problem
-                state.notify_all()
-
+    free, ready, problems = list(places), list[str](), dict[str, BaseException]()
+    running = dict[Future[None], tuple[str, Mapping[str, str]]]()
+    waiting, ended = list(commands), set[str]()
     with ThreadPoolExecutor(len(places)) as pool:
-        workers = [pool.submit(work, place) for place in places]
         try:
-            wait(workers)
+            while True:
+                ready = sorted([*ready, *sorter.get_ready()], key=order.__getitem__)
+                while ready and free:
+                    name, place = ready.pop(0), free.pop(0)
+                    waiting.remove(name)
+                    running[pool.submit(one, name, place)] = name, place
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    name, place = running.pop(future)
+                    free.append(place)
+                    if problem := future.exception():
+                        problems[name] = problem
+                    else:
+                        ended.add(name)
+                        sorter.done(name)
         except BaseException:
             stop.set()
             raise
     for name in waiting:
-        logger.error("%s is not run: it follows %s, which failed", name, " and ".join(_failed(name, after, ended)))
+        behind = " and ".join(sorted(set(after[name]) - ended))
+        logger.error("%s is not run: it follows %s, which failed", name, behind)
     for name, problem in list(problems.items())[1:]:
         logger.error("%s failed, too: %s: %s", name, type(problem).__name__, problem)
     for problem in problems.values():
         raise problem
-
-
-def _failed(name: str, after: Mapping[str, Collection[str]], ended: Collection[str]) -> list[str]:
-    """What a job waited for and has not ended well."""
-    return sorted(set(after.get(name, ())) - set(ended))
 
 
 def say_failure(problem: TraceError) -> None:
