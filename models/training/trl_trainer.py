@@ -19,7 +19,7 @@ from models.local.kv_cache import common_prefix
 from models.local.parts import is_parted
 from models.renderer import Conversation
 from models.training.checkpoints import storing
-from models.training.forward import KeptRows, Prefix, StepPrefix, by_tokens, token_logprobs
+from models.training.forward import KeptRows, Prefix, StepPrefix, by_rows, by_tokens, token_logprobs
 from models.training.learner import FusedLearner, Learner, make_learner
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
@@ -78,8 +78,8 @@ def _by_itself(accelerator: Any) -> Iterator[None]:
 class EpisodeGRPO(GRPOTrainer):
     """TRL's trainer with episodes as rollouts.
 
-    The rows of a step come at once and are passed through in micro-batches, of at most `most_rows` or, where that is
-    given, of `most_tokens` behind the shared prefix (a longer row alone); `recompute` is `make_learner`'s.
+    The rows of a step come at once and are passed through in micro-batches, of about `most_rows` (see `by_rows`) or,
+    where that is given, of `most_tokens` behind the shared prefix (a longer row alone); `recompute` is `make_learner`'s.
     `most_episodes` may be played in all (None: as many as the steps need): a rate that falls follows them, too. Of
     several processes each passes its own rows through; gradients, of the adapter alone, are exchanged once a step, by
     hand: the pass does not go through the wrapper that would do it. Where the base's weights are in parts, every pass
@@ -243,9 +243,11 @@ class EpisodeGRPO(GRPOTrainer):
         ids = {row: _ids_of(inputs, row) for row in kept_R.tolist()}
         rows = sorted(ids, key=ids.__getitem__)
         alike_R = torch.tensor(rows, device=kept_R.device)
+        own_RT = [ids[row][self.source.shared :] for row in rows]
         if self.most_tokens is None:
-            return list(alike_R.split(self.most_rows))
-        batches = by_tokens([len(ids[row]) - self.source.shared for row in rows], self.most_tokens)
+            batches = by_rows(self._learner_of(self.model), own_RT, self.most_rows)
+        else:
+            batches = by_tokens([len(own_T) for own_T in own_RT], self.most_tokens)
         return [alike_R[torch.tensor(batch, device=kept_R.device)] for batch in batches]
 
     def _loss_of(self, model: Any, inputs: Any) -> torch.Tensor:
