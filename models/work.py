@@ -40,6 +40,13 @@ class Work:
                 self.prefilled += new
                 self.seen_prefilling += seen
 
+    def count_trained(self, tokens: int, seen: int, layers: int, back: int) -> None:
+        """Add a training pass over tokens that attend to so many, forward through `layers` and back through `back`."""
+        self.trained_forward += tokens * layers
+        self.seen_forward += seen * layers
+        self.trained_backward += tokens * back
+        self.seen_backward += seen * back
+
     def since(self, before: Work) -> Work:
         """What was added to `before`."""
         now, then = asdict(self), asdict(before)

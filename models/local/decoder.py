@@ -45,6 +45,28 @@ class Decoder(Protocol):
         ...
 
 
+class Turned(torch.autograd.Function):
+    """The rotation of queries and keys with a gradient: x cos + swapped x sin, all (N, heads, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        half = x.shape[-1] // 2
+        y = x * cos
+        y[..., :half].addcmul_(x[..., half:], sin[..., :half])
+        y[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        (dy,), (cos, sin) = given, ctx.saved_tensors
+        half = dy.shape[-1] // 2
+        dx = dy * cos
+        dx[..., half:].addcmul_(dy[..., :half], sin[..., :half])
+        dx[..., :half].addcmul_(dy[..., half:], sin[..., half:])
+        return dx, None, None
+
+
 def unknown_parts(model: Any) -> str:
     """Why `FusedDecoder` cannot run this model; "" when it can."""
     config = model.config

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from models.local.attention import RowBatch, SharedBatch
-from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
+from models.local.decoder import PROJECTIONS, FusedDecoder, Turned, unknown_parts
 from models.local.packed import arrange, base_alone, can_arrange
 from models.local.parts import is_parted, whole_head
 from models.local.shapes import head_of
@@ -156,26 +156,24 @@ class _Product(torch.autograd.Function):
         return dx, None, None, *gradients
 
 
-class _Turned(torch.autograd.Function):
-    """The rotation of queries and keys: x cos + swapped x sin, both (N, heads, D)."""
+class _Gated(torch.autograd.Function):
+    """silu(gate) up, of both (N, 2 inner) side by side. What it keeps is what came in: a layer's largest tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        half = x.shape[-1] // 2
-        y = x * cos
-        y[..., :half].addcmul_(x[..., half:], sin[..., :half])
-        y[..., half:].addcmul_(x[..., :half], sin[..., half:])
-        return y
+    def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(both)
+        gate, up = both.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> Any:
-        (dy,), (cos, sin) = given, ctx.saved_tensors
-        half = dy.shape[-1] // 2
-        dx = dy * cos
-        dx[..., half:].addcmul_(dy[..., :half], sin[..., :half])
-        dx[..., :half].addcmul_(dy[..., half:], sin[..., half:])
-        return dx, None, None
+        (both,) = ctx.saved_tensors
+        gate, up = both.chunk(2, dim=-1)
+        sent = torch.empty_like(both)
+        to_gate, to_up = sent.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(given[0] * up, gate, grad_input=to_gate)
+        torch.mul(given[0], F.silu(gate), out=to_up)
+        return sent
 
 
 class _Scored(torch.autograd.Function):
@@ -242,12 +240,8 @@ def _linear(given: tuple[list[Any], _Matrix], x: torch.Tensor) -> torch.Tensor:
 
 def _count(work: Work, positions_N: torch.Tensor, layers: int, learning: int) -> None:
     """Add a pass over tokens at these positions, the last `learning` of `layers` with a gradient if one is asked."""
-    tokens, seen = len(positions_N), int(positions_N.sum()) + len(positions_N)
-    work.trained_forward += tokens * layers
-    work.seen_forward += seen * layers
-    if torch.is_grad_enabled():
-        work.trained_backward += tokens * learning
-        work.seen_backward += seen * learning
+    seen = int(positions_N.sum()) + len(positions_N)
+    work.count_trained(len(positions_N), seen, layers, learning if torch.is_grad_enabled() else 0)
 
 
 class FusedLearner:
@@ -330,12 +324,12 @@ class FusedLearner:
         tokens, turned, shape = len(x), d.heads + d.groups, x.shape[-1:]
         normed = F.rms_norm(x, shape, layer.input_layernorm.weight, d.epsilon)
         qkv = _adapted(normed, qkv_of).view(tokens, -1, d.dim)
-        qk = _Turned.apply(qkv[:, :turned], *rotation)
+        qk = Turned.apply(qkv[:, :turned], *rotation)
         seen = batch.attend(self.frozen + index, qk[:, : d.heads], qk[:, d.heads :], qkv[:, turned:])
         x = x + _adapted(seen.reshape(tokens, -1), o_of)
         normed = F.rms_norm(x, shape, layer.post_attention_layernorm.weight, d.epsilon)
-        gate, up = _adapted(normed, both_of).chunk(2, dim=-1)
-        return x + _adapted(F.silu(gate) * up, down_of)
+        gated = _Gated.apply(_adapted(normed, both_of))
+        return x + _adapted(gated, down_of)
 
     def score(
         self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float

@@ -200,7 +200,7 @@ def _of_layer(shape: Shape, rank: int, width: int, sampling: bool) -> int:
     if shape.fused:
         # Stream and its norm, twice; q, k and v as they come, turned, and padded by row; what attention saw; the gated
         # part's four.
-        return width * (4 * shape.hidden + 5 * queries + 6 * keys + 4 * shape.inner + 7 * rank)
+        return width * (4 * shape.hidden + 5 * queries + 6 * keys + 3 * shape.inner + 7 * rank)
     norms = 4 * (2 * shape.hidden + (queries + keys if shape.normed else 0))  # what they are given, in fp32
     # Attention's queries, keys, values and what it makes of them, all heads of each; the gated part's three. What
     # several experts make is weighed.

@@ -39,7 +39,7 @@ def whole(
 
 
 @pytest.mark.parametrize("block", [1, 2**9, blocks.BLOCK])
-@pytest.mark.parametrize("before", [0, 11])
+@pytest.mark.parametrize("before", [0, 11, 200])
 def test_blocks_give_what_whole_scores_give_and_its_gradient(
     monkeypatch: pytest.MonkeyPatch, block: int, before: int
 ) -> None:
@@ -63,13 +63,16 @@ def test_blocks_give_what_whole_scores_give_and_its_gradient(
         assert torch.allclose(blocked, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("before", [5, 200])
 @pytest.mark.parametrize("attend", [attend_rows, attend_by_kernels])
-def test_rows_go_on_from_pieces_of_others_and_send_them_their_gradient(attend: Callable[..., torch.Tensor]) -> None:
+def test_rows_go_on_from_pieces_of_others_and_send_them_their_gradient(
+    attend: Callable[..., torch.Tensor], before: int
+) -> None:
     """Against the same rows written out: each with all that it goes on from before it."""
     torch.manual_seed(0)
     counts, after = (9, 4, 30, 1), ((), ((0, 9),), ((0, 9), (9, 13)), ((0, 9), (9, 13)))
     starts = (0, 9, 13, 43)
-    given = [numbers(HEADS, 44, DIM), *(numbers(GROUPS, n, DIM) for n in (44, 44, 5, 5))]
+    given = [numbers(HEADS, 44, DIM), *(numbers(GROUPS, n, DIM) for n in (44, 44, before, before))]
     sent = numbers(HEADS, 44, DIM)
 
     def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *prefix: torch.Tensor) -> torch.Tensor:
@@ -89,6 +92,21 @@ def test_rows_go_on_from_pieces_of_others_and_send_them_their_gradient(attend: C
     for expected, got in zip(*found, strict=True):
         assert float(expected.abs().max()) > 1e-3
         assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_short_rows_share_a_block_while_little_of_it_is_in_vain() -> None:
+    """Behind a long prefix what a row has of its own matters little; a row that begins where another does sees it."""
+    rows = (((0, 9),), ((0, 9), (9, 13)), ((0, 9), (13, 20)), ((20, 60),))
+    block = 3 * 20 * 420
+    together, last = blocks._joined(rows, 3, 400, block)
+    assert (together.first, together.last, together.pieces, last.hidden) == (0, 20, ((0, 20),), None)
+    assert together.hidden is not None
+    seen = [[i for i, hidden in enumerate(line) if not hidden] for line in together.hidden.tolist()]
+    assert seen[8] == list(range(9))
+    assert seen[9] == list(range(10))
+    assert seen[13] == [*range(9), 13]
+    assert [row.last for row in blocks._joined(rows, 3, 400, block - 1)] == [13, 20, 60], "no more than a block"
+    assert len(blocks._joined(rows, 3, 0, block)) == 4, "without a prefix most of it would be in vain"
 
 
 def test_queries_see_what_their_row_had_before_them() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from models.local import attention
 from models.local.base import load_base
 from models.training import forward, trl_trainer
 from models.training.actors import LocalActor
-from models.training.forward import StepPrefix, by_tokens, token_logprobs
+from models.training.forward import StepPrefix, by_rows, by_tokens, token_logprobs
 from models.training.grpo import StepsOwed, _config, train_adapter
 from models.training.learner import PlainLearner, make_learner
 from models.training.ranks import dealt_rows
@@ -113,6 +114,24 @@ def test_tokens_bound_a_micro_batch_and_a_longer_row_has_its_own() -> None:
     assert all(sum(counts[row] for row in batch) <= 1000 for batch in batches if batch != [1])
     assert len(batches) == 3, "no more than are needed"
     assert by_tokens([5, 5], 10) == [[0, 1]]
+
+
+def test_rows_fill_a_micro_batch_up_to_what_the_longest_would_take() -> None:
+    """What rows begin with in common takes no room of its own, where the learner passes it through once."""
+    begun, size = list(range(100)), 40
+    rows = [[*begun, *range(1000 * row, 1000 * row + size)] for row in range(1, 9)]
+    fused: Any = SimpleNamespace(branches=True)
+    # Two of them have 240 tokens without sharing; sharing, the first has 140 and each that follows 40.
+    assert by_rows(fused, rows, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert by_rows(SimpleNamespace(branches=False), rows, 2) == [[0, 1], [2, 3], [4, 5], [6, 7]]  # type: ignore[arg-type]
+    short = [[1] * 10, [2] * 10, [3] * 30]
+    assert by_rows(fused, short, 2) == [[0, 1, 2]], "short rows leave room for more than two"
+    assert by_rows(fused, short, 1) == [[0, 1], [2]]
+
+
+def test_rows_that_are_padded_come_by_number() -> None:
+    padding = PlainLearner.__new__(PlainLearner)
+    assert by_rows(padding, [[1], [1, 2], [3]], 2) == [[0, 1], [2]]
 
 
 def test_micro_batches_by_tokens_have_the_gradient_of_those_by_rows(tiny_model: Any, tmp_path: Path) -> None:
