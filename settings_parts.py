@@ -131,7 +131,9 @@ class TrainSettings(Part):
     )
     temperature: float = Field(0.7, gt=0, description="of sampling in a training")
     upper_layers: int | None = Field(15, ge=0, description="layers that are adapted, from the last down; 0: all")
-    micro_batch: int = Field(24, ge=1, description="rows of a backward pass")
+    micro_batch: int = Field(
+        24, ge=1, description="rows of a backward pass; on a CPU more of them where they are short"
+    )
     micro_batch_tokens: int | None = Field(
         None, ge=1, description="tokens of a backward pass behind the shared prefix, instead of rows"
     )

@@ -280,9 +280,9 @@ def by_rows(learner: Learner, rows_RT: Sequence[list[int]], most: int) -> list[l
     of the longest have, where what rows begin with in common counts once if the learner passes it through once.
 
     Larger products take less time a token, and memory is planned for `most` of the longest. A model that pads its rows
-    has `most` of them.
+    has `most` of them, and so has a GPU, whose kernels hold the prefix once for every row.
     """
-    if isinstance(learner, PlainLearner):
+    if isinstance(learner, PlainLearner) or learner.device.type != "cpu":
         return [list(range(len(rows_RT)))[first : first + most] for first in range(0, len(rows_RT), most)]
     room, least = most * max(map(len, rows_RT)), LEAST_ALIKE if learner.branches else None
     batches: list[list[int]] = [[]]

@@ -42,8 +42,8 @@ class TrainingSettings:
     how many further collections a step may make as long as no group was informative: a training on tasks that are
     mostly solved would end there while its budget is hardly used. A training that is `judged` ends where reward parts
     from success, which sends its environment back to be made anew; one that has none to send back is not. A backward
-    pass has `micro_batch` rows, or with `micro_batch_tokens` as many as have so many tokens; with `recompute` it
-    computes again what it would have kept."""
+    pass has `micro_batch` rows (on a CPU as many as have no more tokens than so many of the longest), or with
+    `micro_batch_tokens` as many as have so many tokens; with `recompute` it computes again what it would have kept."""
 
     steps: int = 8
     groups: int = 6

@@ -78,8 +78,9 @@ def _by_itself(accelerator: Any) -> Iterator[None]:
 class EpisodeGRPO(GRPOTrainer):
     """TRL's trainer with episodes as rollouts.
 
-    The rows of a step come at once and are passed through in micro-batches, of about `most_rows` (see `by_rows`) or,
-    where that is given, of `most_tokens` behind the shared prefix (a longer row alone); `recompute` is `make_learner`'s.
+    The rows of a step come at once and are passed through in micro-batches, as large as `most_rows` may be (`by_rows`)
+    or, where that is given, of `most_tokens` behind the shared prefix (a longer row alone); `recompute` is
+    `make_learner`'s.
     `most_episodes` may be played in all (None: as many as the steps need): a rate that falls follows them, too. Of
     several processes each passes its own rows through; gradients, of the adapter alone, are exchanged once a step, by
     hand: the pass does not go through the wrapper that would do it. Where the base's weights are in parts, every pass

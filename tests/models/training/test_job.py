@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ from tests.models.training.test_grpo import SMALL, Half, Source, lora
 from tests.tokenizers_trained import random_ids
 
 ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
 WIDE = {"groups": 4, "collections": 1, "micro_batch": 4}
 
 
@@ -120,18 +121,20 @@ def test_rows_fill_a_micro_batch_up_to_what_the_longest_would_take() -> None:
     """What rows begin with in common takes no room of its own, where the learner passes it through once."""
     begun, size = list(range(100)), 40
     rows = [[*begun, *range(1000 * row, 1000 * row + size)] for row in range(1, 9)]
-    fused: Any = SimpleNamespace(branches=True)
-    # Two of them have 240 tokens without sharing; sharing, the first has 140 and each that follows 40.
+    fused, alone = (cast(Any, SimpleNamespace(branches=branches, device=CPU)) for branches in (True, False))
+    # Two of them have 280 tokens without sharing; sharing, the first has 140 and each that follows 40.
     assert by_rows(fused, rows, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert by_rows(SimpleNamespace(branches=False), rows, 2) == [[0, 1], [2, 3], [4, 5], [6, 7]]  # type: ignore[arg-type]
+    assert by_rows(alone, rows, 2) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     short = [[1] * 10, [2] * 10, [3] * 30]
     assert by_rows(fused, short, 2) == [[0, 1, 2]], "short rows leave room for more than two"
     assert by_rows(fused, short, 1) == [[0, 1], [2]]
 
 
-def test_rows_that_are_padded_come_by_number() -> None:
-    padding = PlainLearner.__new__(PlainLearner)
-    assert by_rows(padding, [[1], [1, 2], [3]], 2) == [[0, 1], [2]]
+def test_rows_come_by_number_where_each_has_a_price_of_its_own() -> None:
+    """Padding up to the longest, or on a GPU a prefix held once for every row."""
+    gpu: Any = SimpleNamespace(branches=True, device=torch.device("cuda"))
+    for learner in (gpu, PlainLearner.__new__(PlainLearner)):
+        assert by_rows(learner, [[1], [1, 2], [3]], 2) == [[0, 1], [2]]
 
 
 def test_micro_batches_by_tokens_have_the_gradient_of_those_by_rows(tiny_model: Any, tmp_path: Path) -> None:
