@@ -3,7 +3,7 @@
 A block is small enough for a core's own cache: scores, softmax and the product with the values meet in it, and no
 layer's weights are ever held whole. The backward pass computes a block's weights again (as FlashAttention does, Dao
 et al. 2022, arXiv 2205.14135); what is kept is what went in. Where a gradient is asked, short rows share a block: a
-block for each would be many small products, which gain nothing from a second thread (`benchmarks/attention.py`).
+block for each would be many small products, which gain little from a second thread (`benchmarks/findings/speed.md`).
 """
 
 from __future__ import annotations
