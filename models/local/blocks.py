@@ -233,8 +233,10 @@ def put_together(x: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
 
 
 def _rows(k: torch.Tensor, v: torch.Tensor, rows: Sequence[_Joined]) -> list[Own]:
-    made = ((row, *(put_together(x, row.pieces) for x in (k, v))) for row in rows)
-    return [Own(row.first, row.last, keys, values, row.pieces, row.hidden) for row, keys, values in made]
+    return [
+        Own(row.first, row.last, put_together(k, row.pieces), put_together(v, row.pieces), row.pieces, row.hidden)
+        for row in rows
+    ]
 
 
 def _add(prefix: torch.Tensor, own: torch.Tensor, block: _Block, sent: torch.Tensor) -> None:
