@@ -57,10 +57,11 @@ class ReleaseDecision:
     `difference` is over the split (None, like `mde`, where both sides finished no task of it in common), `own` over the
     own families of what passed (None without any), `capabilities` the same one by one, `elsewhere` over all other
     families of the split (None without any), `families` over each family; `own`, `capabilities` and `families` with the
-    further tasks that were drawn for them. `falls` says of each family how it reads as a fall, `wholes` the same of
-    "overall", "all other families together" and "pass^k". `kept` is whether the gain on the own families is
-    significant. `pass_k` is the difference of pass^k with k = `trials` (None when no task had that many finished trials
-    on both sides). `mde` is that of `difference`, in points, at `alpha`."""
+    further tasks that were drawn for them. `pass_k` is the difference of pass^k with k = `trials` (None when no task
+    had that many finished trials on both sides). All of these have 95 % intervals. `falls` says of each family how it
+    reads as a fall, by its own interval (`GateRules.fall_confidence`), `wholes` the same of "overall", "all other
+    families together" and "pass^k". `kept` is whether the gain on the own families is significant. `mde` is that of
+    `difference`, in points, at `alpha`."""
 
     verdict: GateVerdict
     reasons: tuple[str, ...]

@@ -159,9 +159,8 @@ def judge_release(
         watched[elsewhere] = table.of_families(table.names - of_passed).difference(level)
     by_family = {str(f): with_further.of_families({f}).difference(level) for f in sorted(with_further.names)}
     watched |= {_Watched(f, family=True): change for f, change in by_family.items()}
-    pass_k = table.pass_k(trials, level)
     if trials > 1:
-        watched[steady] = pass_k
+        watched[steady] = table.pass_k(trials, level)
     falls = {at: judge_fall(at.name, change, rules) for at, change in watched.items()}
     if settling is not None:
         for name in settling.names:
@@ -206,12 +205,12 @@ def judge_release(
         difference=overall,
         own=of_own,
         capabilities=capabilities,
-        elsewhere=watched.get(elsewhere),
-        families={name: change for name, change in by_family.items() if change is not None},
+        elsewhere=table.of_families(table.names - of_passed).difference() if elsewhere in watched else None,
+        families={f: d for f in by_family if (d := with_further.of_families({f}).difference()) is not None},
         falls={at.name: fall for at, fall in falls.items() if at.family},
         wholes={at.name: fall for at, fall in falls.items() if not at.family},
         kept=kept,
-        pass_k=pass_k,
+        pass_k=table.pass_k(trials),
         trials=trials,
         mde=mde,
         alpha=look.alpha,

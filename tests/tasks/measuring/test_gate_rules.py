@@ -172,7 +172,8 @@ def test_an_assembled_release_that_gains_and_loses_nothing_is_promoted():
     assert verdict.difference.points == pytest.approx(25.0)
     assert verdict.own.points == verdict.capabilities["set_address"].points == pytest.approx(75.0)
     assert verdict.elsewhere.points == 0.0
-    assert verdict.pass_k.points == pytest.approx(25.0)
+    assert verdict.pass_k == verdict.difference, "all trials of a task came to the same"
+    assert verdict.families == {"address": verdict.capabilities["set_address"], "refund": verdict.elsewhere}
     assert set(verdict.falls) == {"address", "refund"}
     assert set(verdict.wholes) == {"overall", "all other families together", "pass^2"}
     assert {fall.kind for fall in (*verdict.falls.values(), *verdict.wholes.values())} == {FallKind.HELD}
@@ -202,6 +203,15 @@ def test_many_falls_of_one_task_are_caught_together():
     assert all(decision.falls[f"family_{i}"].kind is FallKind.WITHIN for i in range(8))
     assert decision.wholes["all other families together"].kind is FallKind.REGRESSION
     assert decision.verdict is GateVerdict.REGRESSION
+
+
+def test_what_is_shown_has_one_level_and_what_is_judged_its_own():
+    """A person approves by these figures; a fall is judged at 90 %, which its reason says."""
+    verdict = release(GAIN, fell(40, 3))
+    assert verdict.families == {"address": verdict.capabilities["set_address"], "refund": verdict.elsewhere}
+    low = verdict.elsewhere.low
+    assert "90 % interval" in verdict.falls["refund"].reason
+    assert f"interval {low:+.1f}" not in verdict.falls["refund"].reason
 
 
 def test_a_fall_inside_the_own_families_blocks_too():
