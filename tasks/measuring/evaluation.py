@@ -25,6 +25,7 @@ from models.providers.spending import SpendingCap, Spent
 from tasks.measuring.outcomes import evaluation_stage, release_marker
 from tasks.measuring.policy_names import LoadedPolicy
 from tasks.round.engine import Engine, Origin, Playground, PlayOptions
+from tasks.round.registry import registry_name
 
 EVALUATION = PlayOptions(
     tries=2,
@@ -119,7 +120,7 @@ def run_evaluation(
     sampling = loaded.sampling
     ground = Playground(
         spec.target.environment, spec.called, "evaluation", sampling.temperature, sampling.max_tokens,
-        _adapter_row(store, loaded), identity, scope=f"evaluation:{identity}",
+        _adapter_row(store, loaded, spec.called), identity, scope=f"evaluation:{identity}",
     )  # fmt: skip
     engine = Engine(
         store, Origin(spec.called, spec.target.data_hash), loaded.policy, loaded.renderer, loaded.window,
@@ -153,16 +154,17 @@ def _acting(store: Store, identity: str, loaded: LoadedPolicy, tasks: Sequence[T
     return acted | dict(zip((task.id for task in owed), loaded.choose(owed), strict=True))
 
 
-def _adapter_row(store: Store, loaded: LoadedPolicy) -> str | None:
-    """The adapter as the store knows it, else the name that it is served under."""
+def _adapter_row(store: Store, loaded: LoadedPolicy, target: str) -> str | None:
+    """The adapter as the store knows it, of the target that is played, else the name that it is served under."""
     served = loaded.served or loaded.adapter or loaded.name.adapter
     if not served:
         return None
     capability, _, rest = served.partition("@v")
-    version = rest.partition("-")[0]
-    rows = store.rows(AdapterRow, registered_version=version) if version else []
-    found = [r.id for r in rows if str(r.registered_model).endswith(f"-{capability}")]
-    return found[0] if len(found) == 1 else served
+    if not (version := rest.partition("-")[0]):
+        return served
+    model = f"trace-{registry_name(target)}-{capability}"
+    rows = store.rows(AdapterRow, registered_model=model, registered_version=version)
+    return rows[0].id if len(rows) == 1 else served
 
 
 def _spend_row(key: str, stage: str, model: str, sums: Spent) -> SpendRow:

@@ -7,11 +7,12 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from db import SpendRow, open_store
+from db import AdapterRow, AdapterState, SpendRow, open_store
 from environments.contract import Observation, TargetTask
 from errors import AdapterError, ConfigurationError, ProviderError, TargetError
 from models.adapters.files import AdapterRecord, RegisteredAdapter
@@ -20,6 +21,7 @@ from models.local.base import load_base
 from models.policy import Sampling
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
+from tasks.measuring.evaluation import _adapter_row
 from tasks.measuring.figures import EvaluationRow, table
 from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyName, PolicyOptions, parse_policy
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
@@ -317,6 +319,20 @@ def test_an_adapter_of_the_registry_plays(small_model: Path) -> None:
     # Another seed's weights: what samples is the adapter, not the base.
     said = [[t.messages for t in sorted(p, key=lambda t: t.task_id)] for p in played.values()]
     assert said[0] != said[1]
+
+
+@pytest.mark.parametrize("targets", [["shop"], ["shop", "bfcl-single"], ["bfcl-single"]])
+def test_an_adapter_is_known_by_the_target_that_it_was_trained_for(tmp_path: Path, targets: list[str]) -> None:
+    """Each target of a home may have a generalist of version 1."""
+    loaded: Any = SimpleNamespace(served="generalist@v1-0123abcd", adapter="", name=SimpleNamespace(adapter=""))
+    with open_store(f"sqlite:///{tmp_path / 'trace.db'}") as store:
+        for number, name in enumerate(targets, 1):
+            round_ = store.start_round(name, "data", number, "laptop", {})
+            given: dict[str, Any] = {"base": "b", "state": AdapterState.REGISTERED, "registered_version": "1"}
+            model = f"trace-{name}-generalist"
+            store.put([AdapterRow(id=f"of-{name}", round_id=round_.id, registered_model=model, **given)])
+        for asked, name in (("shop", "shop"), ("bfcl:single", "bfcl-single")):
+            assert _adapter_row(store, loaded, asked) == (f"of-{name}" if name in targets else loaded.served)
 
 
 def test_an_adapter_that_is_not_what_was_registered_does_not_play(small_model: Path) -> None:
