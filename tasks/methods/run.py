@@ -170,7 +170,9 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
     tasks, trials = test_tasks(context), context.settings.evaluation.trials
 
     def outcomes_of(what: Answer, title: str, tasks: Sequence[TargetTask] = tasks) -> dict[str, list[float | None]]:
-        return successes(what, play_answer(what, tasks, trials, title))
+        found = successes(what, play_answer(what, tasks, trials, title))
+        # What does not draw is played once, and every further trial would have come to the same.
+        return {task: ended * trials for task, ended in found.items()} if what.scripted is not None else found
 
     outcomes = outcomes_of(answer, f"test ({account.method})")
     shifted = shift_tasks(context)
@@ -194,7 +196,7 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
         prompt_tokens=int(used["prompt_tokens"].sum()),
         sampled_tokens=int(used["sampled_tokens"].sum()),
         seconds=round(sum(row.seconds for row in rows) + answer.shared_seconds, 1),
-        dollars=round(sum(row.dollars for row in rows), 6),
+        dollars=round(sum(row.dollars for row in rows) + answer.shared_dollars, 6),
         notes=answer.notes,
         shift=beyond,
         trained=answer.trained,

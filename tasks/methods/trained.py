@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from db import GENERALIST, AdapterRow, StageRow, TrainingStepRow
+from db import GENERALIST, AdapterRow, SpendRow, StageRow, TrainingStepRow
 from environments.contract import Environment, Message, Observation, Target, TargetTask, content_hash
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
 from environments.synthesized.references import References
@@ -213,7 +213,9 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
     parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
     answer = _trained(run, context, account, "mixed", Mixture(parts), start)
     notes = (f"environments: {', '.join(accepted)}", *answer.notes)
-    return replace(answer, notes=notes, shared_seconds=_seconds(context, used))
+    written = context.store.rows(SpendRow, round_id=context.round.id, stage=list(MAKES_ENVIRONMENTS))
+    dollars = sum(row.dollars for row in written)
+    return replace(answer, notes=notes, shared_seconds=_seconds(context, used), shared_dollars=dollars)
 
 
 def _trained(

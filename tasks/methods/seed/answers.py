@@ -41,8 +41,8 @@ class Answer:
     is a policy without a model, which answers instead of all that. `notes` say what a reader of the figures has to
     know. `nested` are the lineup's capabilities in the order in which they count; `trained` are the capabilities that
     adapters were trained for. `context` is the round in whose home it plays. `shared_seconds` are seconds of work that
-    it used and that no account has. `account` is the one in that home, where it is not the method's own.
-    `checkpoints` are of the training, for the curve over episodes.
+    it used and that its account has not, `shared_dollars` what language models cost in it. `account` is the one in that
+    home, where it is not the method's own. `checkpoints` are of the training, for the curve over episodes.
     """
 
     context: Context
@@ -54,6 +54,7 @@ class Answer:
     nested: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()
     shared_seconds: float = 0.0
+    shared_dollars: float = 0.0
     account: Account | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
 

@@ -36,7 +36,8 @@ class Prompting:
         """The target's instructions and examples as they are shown instead."""
         (old, new), instructions, examples = self.wording, prompt.instructions, prompt.examples
         worked = (_in_order(message, prompt.tools) for example in self.examples for message in example)
-        return instructions.replace(old, new) if old else instructions, (*examples, *worked)
+        told = new if instructions == old else instructions.replace(old, new) if old else instructions
+        return told, (*examples, *worked)
 
     @property
     def is_none(self) -> bool:

@@ -67,7 +67,9 @@ def test_without_a_solution_nothing_is_done_and_it_says_so(run: SeedRun, monkeyp
     monkeypatch.setattr(room, "most_frequent", lambda context: [])
     figures = run_method(run, "constant")
     assert "no solution is known: nothing is done" in figures.notes
-    assert {len(trials) for trials in figures.outcomes.values()} == {1}
+    assert {tuple(ended) for ended in figures.outcomes.values()} == {(0.0, 0.0), (1.0, 1.0)}, "pass^2 is known of it"
+    played = run.context.store.query("SELECT trial FROM trajectories WHERE purpose = 'evaluation'")
+    assert set(played["trial"]) == {0}, "it does not draw: it is played once"
     answer = constant(run, run.context, pay(run.context, "constant", run.episodes, [DIAGNOSIS]))
     assert isinstance(answer.scripted, NoopPolicy)
 

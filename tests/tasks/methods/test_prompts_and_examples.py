@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Message, ToolCall
+from environments.contract import Message, Prompt, ToolCall
 from tasks.methods import examples as room
 from tasks.methods.examples import Worked, examples, worked_examples
 from tasks.methods.gepa import behind, proposer_of
@@ -47,6 +47,8 @@ def test_a_prompt_changes_words_and_adds_examples_and_nothing_else() -> None:
     assert environment.tools == Counting.tools
     environment.step(environment.oracle())  # type: ignore[arg-type]
     assert environment.score().success
+    assert Prompting(("", "Count well.")).of(Prompt("")) == ("Count well.", ()), "where the target has no instructions"
+    assert Prompting(("", "Count well.")).of(Prompt("Count."))[0] == "Count."
     assert Prompting().is_none
     assert Prompting(("a", "a")).is_none
     assert len({p.id for p in (prompting, Prompting(), Prompting(examples=(SHOWN,)))}) == 3

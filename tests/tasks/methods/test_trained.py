@@ -9,13 +9,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from db import AdapterRow, TrainingStepRow
+from db import AdapterRow, SpendRow, TrainingStepRow
 from environments.contract import Action, TargetTask
 from environments.targets.shop.target import target as shop
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError, TrainingMemoryError, Untrainable
 from models.training.records import TrainingSettings
 from tasks.methods import iterated as iterated_file
+from tasks.methods import trained as trained_file
+from tasks.methods.run import measured
 from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import DIAGNOSIS, close_round, diagnose, pay
@@ -102,6 +104,34 @@ def test_a_baseline_is_not_judged_as_an_environment_of_trace_is(
         row = run.context.store.row(AdapterRow, id=adapter_id(run.context.round.id, "grpo-target"))
         assert row is not None
         assert (settings.judged, row.config["judged"]) == (False, False)
+    finally:
+        close_round(run.context)
+
+
+def test_mixed_pays_what_language_models_cost_to_make_its_environments(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it looked free beside the methods that have TRACE's account."""
+    without_prefect(monkeypatch)
+    run = seed_run(settings_folder, tiny_model)
+    found: dict[str, Any] = {
+        "beginning_of": lambda context, capability: None,
+        "stored_environment": lambda *given: None,
+        "Mixture": lambda parts: None,
+        "_trained": lambda run, context, *given: Answer(context),
+    }
+    for name, stand_in in found.items():
+        monkeypatch.setattr(trained_file, name, stand_in)
+    monkeypatch.setattr(type(run.context), "result", lambda *given: SimpleNamespace(selected=["say_low_letters"]))
+    monkeypatch.setattr(type(run.context), "found", lambda *given: SimpleNamespace(accepted=True))
+    for number, stage in enumerate(("contrast", "synthesize", "user", "synthesize")):
+        row = SpendRow(id=f"spent{number}", round_id=run.context.round.id, stage=stage, model="m", dollars=0.5)
+        run.context.store.put([row])
+    try:
+        answer = trained_file.mixed(run, run.context, account := pay(run.context, "mixed", run.episodes, ()))
+        assert answer.shared_dollars == 1.5
+        monkeypatch.setattr("tasks.methods.run.play_answer", lambda *given: [])
+        assert measured(answer, account).dollars == 1.5
     finally:
         close_round(run.context)
 
