@@ -188,6 +188,15 @@ def test_where_a_generalist_was_trained_no_family_is_untouched() -> None:
     assert untouched_families(first) == set()
 
 
+@pytest.mark.parametrize("trained", [("refund_requested_items",), ("pay", "refund_requested_items")])
+def test_where_a_capability_is_no_tag_no_family_is_known_to_be_untouched(trained: tuple[str, ...]) -> None:
+    """An analyst's own names are none; all families, with those that were trained for, were called untouched."""
+    needs = {"cancel": ["stop"], "refund": ["pay"], "move": ["send"]}
+    named = seed_result(7, {"trace": figures(12, trained=trained)}, needs=needs)
+    assert untouched_families(named) == set()
+    assert untouched_families(named.model_copy(update={"needs": {family: [] for family in needs}})) == set()
+
+
 def test_text_and_page_are_made_of_the_files_alone() -> None:
     methods = {
         "base": figures(4, notes=("<b>plain</b>",)),
