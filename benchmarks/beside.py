@@ -5,8 +5,8 @@ that it was run on, and its paired difference to the first.
 
 An argument is a folder of seeds' files (under `benchmarks/`, or any) and a method of them; the table calls it
 FOLDER:METHOD. Several folders, with commas between them, are one series: each has other seeds. The files must be of the
-same target, data and test tasks; budget and settings may differ, and it is for the reader to say by what. Intervals and
-p-values are those of `trace-agent compare-methods`.
+same target, data, test tasks and base model; budget and settings may differ, and it is for the reader to say by what.
+Intervals and p-values are those of `trace-agent compare-methods`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def with_method(folder: str, target: str, method: str) -> list[SeedResult]:
 def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
     """Results by seed with the methods `asked` for (FOLDER:METHOD) under those names, the first as the reference.
 
-    Raises `ConfigurationError` for a method that no file of its folder has, and for files of other data or tasks."""
+    Raises `ConfigurationError` for a method that no file of its folder has, and for files of other data, tasks or
+    base."""
     found: dict[int, SeedResult] = {}
+    bases: dict[str, str] = {}
     for place, name in enumerate(asked):
         folders, _, method = name.rpartition(":")
         series = [r for folder in folders.split(",") for r in with_method(folder, target, method)]
@@ -43,6 +45,10 @@ def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
         if twice := sorted({s for s in seeds if seeds.count(s) > 1}):
             raise ConfigurationError(f"{folders}: seed {twice[0]} is in two of the folders; name one of them")
         for result in series:
+            # A file of an earlier version says no revision.
+            for what, said in (("base", result.base), ("version of the base", result.revision)):
+                if said and bases.setdefault(what, said) != said:
+                    raise ConfigurationError(f"{name} has another {what} than {asked[0]}: {said} and {bases[what]}")
             known = found.setdefault(result.seed, result.model_copy(update={"methods": {}}))
             if (result.data_hash, result.families, result.shift) != (known.data_hash, known.families, known.shift):
                 raise ConfigurationError(f"seed {result.seed} in {name} is of other data or tasks than in {asked[0]}")
@@ -53,7 +59,7 @@ def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
                 )
             found[result.seed] = known.with_method(called, result.methods[method])
     first = next(iter(found.values()))
-    same: dict[str, object] = {n: getattr(first, n) for n in ("budget", "settings", "profile", "base", "trials")}
+    same: dict[str, object] = {n: getattr(first, n) for n in ("budget", "settings", "profile", "trials")}
     if not asked[0].endswith(f":{REFERENCE}"):  # what it trained for says nothing of TRACE's untouched families
         same["needs"] = {}
     return [found[seed].model_copy(update=same) for seed in sorted(found)]
@@ -66,13 +72,14 @@ def main() -> None:
     given = parser.parse_args()
     try:
         results = gathered(given.methods, given.target)
+        table = table_of(results)
     except ConfigurationError as problem:
         parser.error(f"{problem}; --target is {given.target}")
     print(f"{REFERENCE} is {given.methods[0]}")
     for result in results:
         rows = table_of([result]).rows
         print(f"seed {result.seed}: {', '.join(f'{row.name} {100 * row.success:.1f} %' for row in rows)}")
-    print("\n".join(lines(table_of(results))))
+    print("\n".join(lines(table)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from settings import LARGEST
 def used_seeds(path: Path) -> dict[int, str]:
     """What each used seed was used for. Raises `ConfigurationError` for a file that is not there or says less.
 
-    The file has tables `[[used]]` with `seeds` (a list of whole numbers) and `for` (what they were used for)."""
+    The file has tables `[[used]]` with `seeds` (a list of whole numbers) and `for` (what they were used for), or says
+    `used = []`."""
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
@@ -21,7 +22,10 @@ def used_seeds(path: Path) -> dict[int, str]:
             f"{path} with the seeds that settings were chosen on cannot be read ({problem}); name it with --used-seeds"
         ) from None
     found: dict[int, str] = {}
-    tables = given.get("used", [])
+    if "used" not in given:
+        named = ", ".join(given) or "nothing"
+        raise ConfigurationError(f"{path} has no tables [[used]] but {named}; write them, or used = [] for no seed")
+    tables = given["used"]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigurationError(f"{path}: used = {tables!r:.80} is not a list of tables; write them as [[used]]")
     for table in tables:

@@ -32,6 +32,21 @@ def test_a_seed_of_two_folders_is_no_series(tmp_path: Path) -> None:
         gathered([f"{first},{second}:trace"], "shop")
 
 
+@pytest.mark.parametrize("seeds", [(1, 2), (3, 4)])
+@pytest.mark.parametrize(
+    ("changed", "what"), [({"base": "other"}, "base"), ({"revision": "r9"}, "version of the base")]
+)
+def test_two_base_models_stand_in_no_table(
+    tmp_path: Path, seeds: tuple[int, ...], changed: dict[str, str], what: str
+) -> None:
+    first, second = folder(tmp_path / "a", 1, 2, solved=20), tmp_path / "b"
+    second.mkdir()
+    for seed in seeds:
+        write_result(path_of(second, "shop", seed), seed_result(seed, {"trace": figures(10)}, **changed))
+    with pytest.raises(ConfigurationError, match=f"b:trace has another {what} than .*a:trace: "):
+        gathered([f"{first}:trace", f"{second}:trace"], "shop")
+
+
 def test_two_folders_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:
     """Of both the table would have had the second alone."""
     (tmp_path / "old").mkdir()

@@ -218,12 +218,26 @@ def test_the_seeds_that_were_used_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[[used]]\nseeds = [1]", '[[used]]\nseeds = ["1"]\nfor = "x"', "seeds =", "used = [1]", "used = 5"]
+    "text",
+    [
+        "[[used]]\nseeds = [1]",
+        '[[used]]\nseeds = ["1"]\nfor = "x"',
+        "seeds =",
+        "used = [1]",
+        "used = 5",
+        '[[use]]\nseeds = [1]\nfor = "x"',
+        "seeds = [1]",
+        "",
+    ],
 )
 def test_a_file_of_used_seeds_that_says_less_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "seeds.toml"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"needs seeds|cannot be read|not a list of tables"):
+    with pytest.raises(
+        ConfigurationError, match=r"needs seeds|cannot be read|not a list of tables|has no tables \[\[used\]\]"
+    ):
         used_seeds(path)
     with pytest.raises(ConfigurationError, match="--used-seeds"):
         used_seeds(tmp_path / "none.toml")
+    path.write_text("used = []")
+    assert used_seeds(path) == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from models.scripted import NoopPolicy, ReplayPolicy
 from tasks.methods import constant as room
 from tasks.methods.constant import constant, most_frequent, shown
 from tasks.methods.run import run_method
+from tasks.methods.seed.answers import Answer, successes
 from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun, close_round, diagnose, pay
 from tests.tasks.methods.letters_target import Letters, target
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
@@ -64,12 +65,18 @@ def test_the_same_solution_counts_once_whatever_its_calls_are_named(
 
 
 def test_without_a_solution_nothing_is_done_and_it_says_so(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = list[int]()
+
+    def counted(answer: Answer, ids: Sequence[str]) -> dict[str, list[float | None]]:
+        played.append(len(ids))
+        return successes(answer, ids)
+
+    monkeypatch.setattr("tasks.methods.run.successes", counted)
     monkeypatch.setattr(room, "most_frequent", lambda context: [])
     figures = run_method(run, "constant")
     assert "no solution is known: nothing is done" in figures.notes
     assert {tuple(ended) for ended in figures.outcomes.values()} == {(0.0, 0.0), (1.0, 1.0)}, "pass^2 is known of it"
-    played = run.context.store.query("SELECT trial FROM trajectories WHERE purpose = 'evaluation'")
-    assert set(played["trial"]) == {0}, "it does not draw: it is played once"
+    assert played == [len(figures.outcomes), len(figures.shift)], "it does not draw: it is played once"
     answer = constant(run, run.context, pay(run.context, "constant", run.episodes, [DIAGNOSIS]))
     assert isinstance(answer.scripted, NoopPolicy)
 
