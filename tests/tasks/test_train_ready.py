@@ -60,6 +60,28 @@ def context(
         yield context
 
 
+def test_a_scenario_that_does_not_open_any_more_ends_no_training(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calibration loses its episodes, or had none to lose; the stage died with whatever the environment raised."""
+    environment: Any = stage_file.stored_environment(
+        context.store, context.round, context.target, CAPABILITY, context.keep
+    )
+    gone = groups_before(context, CAPABILITY, environment, None).learn[0][0].episode.task
+    reset = World.reset
+
+    def failing(self: World, task: TargetTask) -> Any:
+        if task.id == gone.id:
+            raise KeyError("no such customer")
+        return reset(self, task)
+
+    monkeypatch.setattr(World, "reset", failing)
+    before = groups_before(context, CAPABILITY, environment, None)
+    assert before.learn
+    assert gone.id not in {t.episode.task.id for g in (*before.learn, *before.rest) for t in g}
+    assert f"{gone.id} did not open again" in caplog.text
+
+
 def test_a_training_begins_with_what_calibration_played(context: Context) -> None:
     environment = stage_file.stored_environment(context.store, context.round, context.target, CAPABILITY, context.keep)
     before, share = groups_before(context, CAPABILITY, environment, None), environment.spec.retention_share

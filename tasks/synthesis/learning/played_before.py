@@ -3,13 +3,15 @@ the same temperature, for the same reward, so it need not be played twice."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from db import CalibrationRow, TrajectoryRow, row_id
 from environments.contract import Prompt, Score, TargetTask
 from environments.picking import in_proportion
 from environments.synthesized.composed import ComposedEnvironment
-from models.episodes import Episode, Termination, Trajectory
+from errors import EnvironmentFault
+from models.episodes import Episode, Guarded, Termination, Trajectory
 from models.renderer import Conversation
 from models.training.rollouts import PlayedBefore
 from tasks.round.context import Context
@@ -17,6 +19,8 @@ from tasks.round.results import SynthesizeResult
 from tasks.synthesis.calibration import calibration_tasks
 from tasks.synthesis.environments import TrainingEnvironment
 from tasks.synthesis.learning.generalist import beginning_of
+
+logger = logging.getLogger("trace")
 
 
 def groups_before(
@@ -44,8 +48,12 @@ def groups_before(
         if row.task_id in rows and row.reward is not None and row.token_ids is not None:
             rows[row.task_id].append(row)
     most = train.groups - round(train.groups * environment.spec.retention_share)
-    groups = [_group(context, environment, task, rows[task.id]) for task in tasks]
-    whole = [g for g in groups if len(g) == train.group_size]
+    whole = [
+        g
+        for task in tasks
+        if len(rows[task.id]) == train.group_size
+        if (g := _group(context, environment, task, rows[task.id]))
+    ]
     learn = _of_all_families([g for g in whole if len({_reward(t) for t in g}) > 1])[:most]
     return PlayedBefore(learn, [g for g in whole if g not in learn])
 
@@ -67,11 +75,19 @@ def _reward(played: Trajectory) -> float:
 def _group(
     context: Context, environment: ComposedEnvironment, task: TargetTask, rows: Sequence[TrajectoryRow]
 ) -> list[Trajectory]:
-    """The stored episodes of a scenario as the trainer takes them. None where the scenario begins otherwise today."""
-    opened = environment.environment()
-    first = opened.reset(task).messages
-    plain = context.base.renderer.start(Prompt.of(opened), first)
-    opened.close()
+    """The stored episodes of a scenario as the trainer takes them. None where the scenario begins otherwise today, or
+    does not open: training, which may draw it, loses its episodes then as calibration would."""
+    try:
+        opened = Guarded.made(environment.environment)
+        try:
+            first = opened.reset(task).messages
+            prompt = Prompt.of(opened)
+        finally:
+            opened.close()
+    except EnvironmentFault as problem:
+        logger.warning("%s did not open again, so what calibration has played of it is left: %s", task.id, problem)
+        return []
+    plain = context.base.renderer.start(prompt, first)
     identity = context.policy.identity(None)
     group = []
     for row in sorted(rows, key=lambda row: row.trial):
