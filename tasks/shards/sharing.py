@@ -15,7 +15,7 @@ from models.episodes import Episode
 from tasks.round.context import Context
 from tasks.round.engine import Engine, Playground, PlayRun
 from tasks.shards.runners import Cluster, open_cluster
-from tasks.shards.work import works
+from tasks.shards.work import is_carried, works
 from tasks.shards.worker import code_fingerprint, play_part, shard_task
 from tasks.unattended.alive import has_ended
 from tasks.unattended.progress import Meter
@@ -34,12 +34,14 @@ BARREN = 3
 
 class SharedPlay:
     """The sharing of one open round. Episodes of environments that were made for training, and of adapters that are not
-    stored yet, are not shared: only the process that makes them has them."""
+    stored yet, are not shared: only the process that makes them has them. Nor are those of payloads that JSON does not
+    carry: they would be played as something else."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.shards = context.store.shards(context.round.id)
         self._helped: set[str] = set()  # parts, each told once
+        self._told: set[str] = set()  # grounds, each told once
 
     def play(self, engine: Engine, ground: Playground, episodes: Sequence[Episode], what: str) -> PlayRun | None:
         """Play what is owed, shard by shard; None for what this process has to play alone."""
@@ -96,6 +98,13 @@ class SharedPlay:
         if not ground.of_target or engine.renderer is None or len(acting) != 1:
             return None
         (name,) = acting
+        if left := [e.task.id for e in episodes if not is_carried(e.task.payload)]:
+            if self._cluster is not None and ground.where not in self._told:
+                self._told.add(ground.where)
+                logger.warning(
+                    "task %s has a payload that is no JSON: this process plays it and its like alone", left[0]
+                )
+            return None
         if name is None:
             return ""
         digest = engine.policy.identity(name).adapter

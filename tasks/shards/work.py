@@ -56,6 +56,14 @@ class Work:
         )  # fmt: skip
 
 
+def is_carried(payload: Any) -> bool:
+    """Whether another process would play this payload: one that comes back from JSON as it was."""
+    try:
+        return bool(json.loads(json.dumps(payload)) == payload)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
 def _episode(given: Mapping[str, Any]) -> Episode:
     task = dict(given["task"])
     task["capabilities"] = tuple(task["capabilities"])
