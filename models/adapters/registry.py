@@ -397,4 +397,7 @@ class Registry:
 
 def without_password(text: str) -> str:
     """A text without the user names and passwords of the addresses in it."""
-    return re.sub(r"//[^/\s]*@", "//", text)  # up to the last @: a user's name may hold one
+    text = re.sub(r"([?&]password=)[^&\s]*", r"\1", text)
+    # Up to the last @: a user's name may hold one. A database's password may hold a slash, too, as SQLAlchemy reads it.
+    text = re.sub(r"(?<!http:)(?<!https:)//\S*@", "//", text)
+    return re.sub(r"//[^/\s]*@", "//", text)

@@ -7,8 +7,12 @@ Episodes hold what a target and its tools say. That is not expected to be a key 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlparse
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 from settings import Settings
 from tasks.episodes.shown import Hide
@@ -29,6 +33,10 @@ def secrets_of(settings: Settings) -> list[str]:
         parts = urlparse(address)
         # PostgreSQL takes it from the query, too, where addresses are shown without it as well.
         asked = [value for name, _, value in (p.partition("=") for p in parts.query.split("&")) if name == "password"]
+        with suppress(
+            ArgumentError, ValueError
+        ):  # a server's address is no database's, whose password may hold a slash
+            asked.append(make_url(address).password or "")
         for password in (parts.password or "", *asked):
             found |= {password, unquote(password)}
     return sorted((secret for secret in found if len(secret) >= SHORTEST), key=len, reverse=True)

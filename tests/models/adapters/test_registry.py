@@ -363,6 +363,8 @@ def registered_again(registry: Registry, tmp_path: Path):
     [
         ("asked http://anna:s3cret@mlflow:5000/api twice", "asked http://mlflow:5000/api twice"),
         ("postgresql://anna@example.org:s3cret@db/mlflow", "postgresql://db/mlflow"),
+        ("postgresql+psycopg://mlflow:Zk9/s3cret@db:1/mlflow is away", "postgresql+psycopg://db:1/mlflow is away"),
+        ("postgresql://db/mlflow?password=s3cret&sslmode=require", "postgresql://db/mlflow?password=&sslmode=require"),
         ("http://mlflow:5000/x@y and mail to a@b.org", "http://mlflow:5000/x@y and mail to a@b.org"),
     ],
 )

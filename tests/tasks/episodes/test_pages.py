@@ -52,6 +52,16 @@ class Links(HTMLParser):
         self.found += [value for name, value in attrs if name in ("href", "src") and value]
 
 
+@pytest.mark.parametrize(
+    "address", ["postgresql+psycopg://ml:Zk9/secret-777@db:5432/mlflow", "postgresql://db/m?password=Zk9/secret-777"]
+)
+def test_a_password_of_the_registrys_database_is_a_secret_whatever_stands_in_it(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("TRACE_TRACKING", address)
+    assert "Zk9/secret-777" in secrets_of(load_settings(home=settings_folder))
+
+
 def test_every_link_leads_to_a_file_and_no_page_asks_anybody(store: Store, settings: Settings) -> None:
     made = Practised(store)
     html = write_report(settings, store, made.figures())
