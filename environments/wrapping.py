@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask
@@ -13,7 +14,8 @@ class WrappedEnvironment:
 
     def __init__(self, inner: Environment) -> None:
         self.inner = inner
-        self.take_over()
+        with suppress(AttributeError):  # some have what they offer only once they are reset
+            self.take_over()
 
     def take_over(self) -> None:
         """What the inner environment offers now."""

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -355,9 +354,8 @@ class Guarded(WrappedEnvironment):
     """An environment that is played without a `Player`, as validation does: its calls have the same limit."""
 
     def __init__(self, inner: Environment, seconds: float = STEP_SECONDS) -> None:
-        self.inner, self.seconds = inner, seconds
-        with suppress(AttributeError):  # some set what they offer at `reset`
-            self.take_over()
+        self.seconds = seconds
+        super().__init__(inner)
 
     @classmethod
     def made(cls, make: Callable[[], Environment], seconds: float = STEP_SECONDS) -> Guarded:
