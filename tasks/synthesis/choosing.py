@@ -50,10 +50,11 @@ def candidates(records: Sequence[StepRecord], most: int) -> list[int]:
     success in training was within noise of the best.
 
     A checkpoint's rollouts are those of the step after it; the last one has none. Of a training whose scenarios became
-    harder those at the hardest level count.
+    harder those at the hardest level count that any checkpoint has played.
     """
-    last, hardest = len(records), max(r.level for r in records)
-    seen = {r.step - 1: _interval(r.own_groups) for r in records if r.step > 1 and r.own_groups and r.level == hardest}
+    last, played = len(records), [r for r in records if r.step > 1 and r.own_groups]
+    hardest = max((r.level for r in played), default=0)
+    seen = {r.step - 1: _interval(r.own_groups) for r in played if r.level == hardest}
     best = max((i.rate for i in seen.values()), default=0.0)
     contenders = [step for step, interval in seen.items() if interval.high >= best]
     ranked = sorted(contenders, key=lambda step: (-seen[step].rate, -step))

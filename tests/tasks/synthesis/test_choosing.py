@@ -62,6 +62,17 @@ def test_the_last_checkpoint_and_the_best_of_training_are_played() -> None:
     assert candidates([record(1, 8, 8, 8, 8), record(2, 4, 4, 4, 4)], 3) == [1, 2]
 
 
+def test_a_training_that_fell_below_its_first_level_is_looked_at() -> None:
+    """Only what training began from was played at the hardest one, and the last was taken unseen."""
+    wins = (1, 4, 6, 6, 6, 6, 4, 2)
+    records = [record(step, *[w] * 4) for step, w in enumerate(wins, 1)]
+    expected = candidates(records, 3)
+    assert expected == [4, 5, 8]
+    for at, one in enumerate(records):
+        one.metrics["level"] = 1.0 if at else 2.0
+    assert candidates(records, 3) == expected
+
+
 def test_the_best_on_own_scenarios_is_taken_and_of_equals_the_later() -> None:
     chosen = pick({0: outcomes(4), 2: outcomes(9), 3: outcomes(11), 4: outcomes(8)}, OWN)
     assert chosen.step == 3
