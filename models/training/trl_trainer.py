@@ -28,10 +28,13 @@ NO_ADVANTAGE = 1e-4
 KL_ROWS = 4
 # At most so many of a prefix's last tokens are passed through with each row, rather than the whole prefix anew.
 LEFT_OVER = 64
+# Figures that TRL has of each micro-batch: means over its sampled tokens.
+BY_BATCH = ("entropy", "clip_ratio/region_mean")
 # Figures of a step that several processes put together: means of what each of them has.
-FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "nll", "logprob_gap", "sampler_ratio")
+FIGURES = (*BY_BATCH, "kl", "nll", "logprob_gap", "sampler_ratio")
 # Figures that are means over tokens of a step, and over which.
-MEANS = {"nll": "sampled", "logprob_gap": "compared", "sampler_ratio": "compared"}
+MEANS = {**dict.fromkeys((*BY_BATCH, "nll"), "sampled"), "logprob_gap": "compared", "sampler_ratio": "compared"}
+AGAIN = "lower the learning rate and start this adapter again"
 
 
 class StepSource(Protocol):
@@ -178,10 +181,7 @@ class EpisodeGRPO(GRPOTrainer):
         for values, (total, count) in zip(found, sent[-2].view(-1, 2).tolist(), strict=True):
             values[:] = [total / count] if count else []
         if sent[-1].item() and not self._problem:
-            self._problem = (
-                f"another process's loss is not finite at step {self.state.global_step}; lower the learning "
-            )
-            self._problem += "rate and start this adapter again"
+            self._problem = f"another process's loss is not finite at step {self.state.global_step}; {AGAIN}"
         worst = torch.tensor(self.source.worst_ratio).to(own[0])
         torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX)
         self.source.worst_ratio = float(worst)
@@ -260,16 +260,15 @@ class EpisodeGRPO(GRPOTrainer):
         with _by_itself(self.accelerator) if several else nullcontext():
             loss: torch.Tensor = super()._compute_loss(model, inputs)
         if not torch.isfinite(loss):
-            self._problem = (
-                f"the loss is {loss.item()} at step {self.state.global_step}; "
-                "lower the learning rate and start this adapter again"
-            )
+            self._problem = f"the loss is {loss.item()} at step {self.state.global_step}; {AGAIN}"
             if not several:  # of several processes each tells the others first
                 raise Untrainable(self._problem)
         # What was sampled behind a hint says nothing of whether sampler and trainer agree.
         mask_RT = asked.mask_RT * ~inputs["hinted"][:, None]
         gap_RT = (asked.logprobs_RT - inputs["sampling_per_token_logps"]) * mask_RT
-        self._sums["sampled"] += int(asked.mask_RT.sum())
+        self._sums["sampled"] += (tokens := int(asked.mask_RT.sum()))
+        for name in BY_BATCH:  # a small micro-batch counts for its tokens, not as much as a large one
+            self._sums[name] += self._metrics["train"][name].pop() * tokens
         self._sums["nll"] -= (asked.logprobs_RT * asked.mask_RT).sum().item()
         self._sums["compared"] += int(mask_RT.sum())
         self._sums["logprob_gap"] += gap_RT.abs().sum().item()

@@ -54,6 +54,17 @@ def nats(model: Any, successes: list[Conversation] = SUCCESSES) -> torch.Tensor:
     return -torch.cat([logprobs for logprobs, _ in scored]).mean()
 
 
+def test_figures_are_means_over_tokens_however_rows_are_cut(tiny_model: Any, tmp_path: Path) -> None:
+    """A last micro-batch of one row weighed as much as one of many."""
+    policy, renderer = tiny_model
+    found = list[StepRecord]()
+    for most in (1, 3, 64):
+        settings = replace(SETTINGS, steps=1, micro_batch=most)
+        recall_adapter(SUCCESSES, LocalActor(policy), renderer, settings, tmp_path / str(most), found.append)
+    for name in ("entropy", "nll"):
+        assert [r.metrics[name] for r in found] == pytest.approx([found[0].metrics[name]] * 3, rel=1e-6), name
+
+
 def test_each_success_comes_once_before_any_comes_again_and_a_batch_follows_from_its_step(tiny_model: Any) -> None:
     made = recall(tiny_model[0])
     assert recall_steps(11, 3, SETTINGS) == math.ceil(33 / 8)
