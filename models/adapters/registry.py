@@ -375,8 +375,7 @@ class Registry:
 
     def adapter_of(self, capability: str, version: ModelVersion) -> RegisteredAdapter:
         """MLflow's version as an adapter of ours. Raises AdapterError when this project did not register it."""
-        tags = dict(version.tags)
-        source = str(version.source or "")
+        tags, source = dict(version.tags), str(version.source or "")
         # version.model_id is None on the SQLite store, so the id comes from the source, which must have this form.
         match = re.fullmatch(r"models:/(m-[0-9a-f]{32})", source)
         if match is None or "sha256" not in tags:
@@ -396,8 +395,6 @@ class Registry:
 
 
 def without_password(text: str) -> str:
-    """A text without the user names and passwords of the addresses in it."""
-    text = re.sub(r"([?&]password=)[^&\s]*", r"\1", text)
-    # Up to the last @: a user's name may hold one. A database's password may hold a slash, too, as SQLAlchemy reads it.
-    text = re.sub(r"(?<!http:)(?<!https:)//\S*@", "//", text)
-    return re.sub(r"//[^/\s]*@", "//", text)
+    """A text without the users (whose names may hold an @) and passwords (a database's a slash) of its addresses."""
+    text = re.sub(r"(?<!http:)(?<!https:)//\S*@|//[^/\s]*@", "//", text)
+    return re.sub(r"([?&]password=)[^&\s]*", r"\1", text)

@@ -57,3 +57,12 @@ def test_a_gain_of_less_than_a_point_is_a_gain() -> None:
     assert "did not gain" not in " ".join(alone.reasons)
     few_of_many = family("address", [0.0] * 900, [1.0] * 7 + [0.0] * 893)
     assert judge_release(few_of_many, RULES, LOOK, 2, OWN).promoted
+
+
+def test_what_is_shown_has_one_level_and_what_is_judged_its_own() -> None:
+    """A person approves by these figures; a fall is judged at 90 %, which its reason says."""
+    decision = judge_release(pd.concat([GAIN, fell(40, 3)]), RULES, LOOK, 2, OWN)
+    assert decision.elsewhere is not None
+    assert decision.families == {"address": decision.capabilities["set_address"], "refund": decision.elsewhere}
+    assert "90 % interval" in decision.falls["refund"].reason
+    assert f"interval {decision.elsewhere.low:+.1f}" not in decision.falls["refund"].reason

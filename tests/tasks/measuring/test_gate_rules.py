@@ -205,15 +205,6 @@ def test_many_falls_of_one_task_are_caught_together():
     assert decision.verdict is GateVerdict.REGRESSION
 
 
-def test_what_is_shown_has_one_level_and_what_is_judged_its_own():
-    """A person approves by these figures; a fall is judged at 90 %, which its reason says."""
-    verdict = release(GAIN, fell(40, 3))
-    assert verdict.families == {"address": verdict.capabilities["set_address"], "refund": verdict.elsewhere}
-    low = verdict.elsewhere.low
-    assert "90 % interval" in verdict.falls["refund"].reason
-    assert f"interval {low:+.1f}" not in verdict.falls["refund"].reason
-
-
 def test_a_fall_inside_the_own_families_blocks_too():
     own = {"set_address": ("address", "refund")}
     assert release(GAIN, fell(10, 7), own=own).verdict is GateVerdict.REGRESSION
