@@ -36,8 +36,9 @@ from tasks.measuring.comparison import compare
 from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
 from tasks.measuring.falls import judge_lost
 from tasks.measuring.gate_plan import GateRules, alpha_at, p_phrase
-from tasks.measuring.outcomes import outcomes_of
+from tasks.measuring.outcomes import Outcomes, outcomes_of
 from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
+from tasks.measuring.statistics import PairedDifference
 from tasks.releases.lifecycle import live_release, rollback
 from tasks.releases.lookup import Basis, stored_release
 from tasks.round.analyst import analyst_settings, target_of
@@ -51,13 +52,13 @@ BASE = "the bare base"
 
 @dataclass(frozen=True)
 class Fall:
-    """The live release against another side: `points` of difference in success (below 0: a fall) and its p-value, on
-    `seen` tasks or conversations. `significant` at the day's level. `unclear`: the live release lost so many more tasks
-    to errors that a fall cannot be excluded, for they may be the ones that it fails."""
+    """The live release against another side: `points` of difference in success (below 0: a fall; None: both finished
+    no task) and its p-value, on `seen` tasks or conversations. `significant` at the day's level. `unclear`: the live
+    release lost so many more tasks to errors that a fall cannot be excluded, for they may be the ones that it fails."""
 
     against: str
     what: str
-    points: float
+    points: float | None
     p: float
     seen: str
     significant: bool = False
@@ -65,6 +66,8 @@ class Fall:
 
     def text(self) -> str:
         """The comparison as people read it."""
+        if self.points is None:
+            return f"nothing to compare with {self.against} on {self.seen}"
         return f"{self.points:+.1f} points against {self.against} on {self.seen} ({p_phrase(self.p, 4)})"
 
 
@@ -125,7 +128,7 @@ def watch_release(settings: Settings, now: datetime | None = None) -> Watched:
             traffic = _on_traffic(settings, store, live)
             found = [*_on_tasks(settings, store, live, target, client, now), *traffic]
         level = level_of(settings, live, now) / (2 if traffic else 1)
-        judged = tuple(replace(fall, significant=fall.points < 0 and fall.p < level) for fall in found)
+        judged = tuple(replace(fall, significant=(fall.points or 0) < 0 and fall.p < level) for fall in found)
         watched = Watched(settings.target, live.number, "", judged)
         return _act(settings, store, live, watched)
 
@@ -191,22 +194,32 @@ def _on_tasks(
             loaded.close()
         played[side] = outcomes_of(store, run.id, settings.target)
         lost[side] = len(run.ids) - len(store.stored_ids(run.ids))
+    rules, tasks = GateRules(margin=settings.evaluation.margin), len(spec.tasks)
     found = []
     for side in sides:
         if side == "live":
             continue
-        d, mine, theirs = compare(played[side], played["live"]).difference, lost["live"], lost[side]
-        unclear = judge_lost("", (theirs, mine), len(spec.tasks), GateRules(margin=settings.evaluation.margin)).blocks
-        seen = f"{d.tasks} fresh tasks"
-        seen += f", without {mine} lost to errors ({side}: {theirs})" if mine or theirs else ""
-        if not unclear and 2 * max(mine, theirs) > len(spec.tasks):
+        mine, theirs = lost["live"], lost[side]
+        d = _difference(played[side], played["live"])
+        # First: a release that lost every task has no difference, and may have fallen all the more.
+        unclear = judge_lost("", (theirs, mine), tasks, rules).blocks
+        if not unclear and (d is None or 2 * max(mine, theirs) > tasks):
             most = side if theirs > mine else "the live release"
             raise EpisodesLost(
-                f"{max(mine, theirs)} of {len(spec.tasks)} fresh tasks were lost to errors with {most}, and the others "
+                f"{max(mine, theirs)} of {tasks} fresh tasks were lost to errors with {most}, and the others "
                 "say too little; see what they were lost to (docs/2-database.md, question 3), then watch again"
             )
-        found.append(Fall(side, "fresh tasks", d.points, d.p, seen, unclear=unclear))
+        seen = f"{0 if d is None else d.tasks} fresh tasks"
+        seen += f", without {mine} lost to errors ({side}: {theirs})" if mine or theirs else ""
+        points, p = (None, 1.0) if d is None else (d.points, d.p)
+        found.append(Fall(side, "fresh tasks", points, p, seen, unclear=unclear))
     return found
+
+
+def _difference(other: Outcomes, live: Outcomes) -> PairedDifference | None:
+    """The live release against another side on the tasks that both finished; None where there is none."""
+    finished = [set(side.frame["task"][side.frame["success"].notna()]) for side in (other, live)]
+    return compare(other, live).difference if finished[0] & finished[1] else None
 
 
 def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall]:

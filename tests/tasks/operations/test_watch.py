@@ -20,7 +20,7 @@ from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.operations import watch as watch_file
 from tasks.operations.watch import BASE, fresh_tasks, level_of, watch_text
-from tests.tasks.operations.watched_homes import LIVE_SINCE, NOW, Target, both, release
+from tests.tasks.operations.watched_homes import LIVE_SINCE, NOW, Target, both, conversation, release
 
 
 def test_without_a_release_there_is_nothing_to_watch(world: Any) -> None:
@@ -136,13 +136,6 @@ def test_a_release_of_other_data_cannot_be_watched(world: Any) -> None:
     found = world.watch()
     assert "proven on data data-0, the target has data-1" in found.reason
     assert [n.kind for n in world.said] == ["fell"]
-
-
-def conversation(number: int, success: bool | None, when: datetime, release: int | None = None) -> ConversationRow:
-    return ConversationRow(
-        id=f"c{number}", conversation=str(number), target="shop", base="b", policy_id="p", capability="", adapter="",
-        mode="route", router_version="", success=success, created_at=when, release=release,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("successes", "fell"), [(4, True), (27, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from errors import EpisodesLost, PolicyError
 from models.policy import PolicyIdentity
 from models.scripted import OraclePolicy
 from tasks.operations.watch import watch_text
-from tests.tasks.operations.watched_homes import both
+from tests.tasks.operations.watched_homes import LIVE_SINCE, NOW, both, conversation
 
 
 class Losing(OraclePolicy):
@@ -49,6 +50,29 @@ def test_what_the_release_lost_to_errors_may_be_a_fall_and_is_told(world: Any) -
     assert world.said == []
 
 
+def test_a_release_that_lost_every_task_is_told(world: Any) -> None:
+    both(world)
+    world.plays["release@2"] = Losing(40)
+    found = world.watch()
+    said = "nothing to compare with release 1 on 0 fresh tasks, without 40 lost to errors (release 1: 0)"
+    assert f"unclear: {said}" in watch_text(found)
+    (notice,) = world.said
+    assert notice.kind == "fell"
+    assert notice.text.startswith("release 2 of shop may have fallen: ")
+    assert said in notice.text
+
+
+def test_a_release_that_lost_every_task_is_rolled_back_for_what_users_say(world: Any) -> None:
+    both(world)
+    before = [conversation(n, n < 27, LIVE_SINCE - timedelta(hours=1)) for n in range(30)]
+    after = [conversation(100 + n, n < 4, LIVE_SINCE + timedelta(hours=1)) for n in range(30)]
+    world.store.put([*before, *after])
+    world.plays["release@2"] = Losing(40)
+    found = world.watch(roll_back=True)
+    assert [(f.against, f.what) for f in found.falls] == [("release 1", "traffic")]
+    assert (world.back, [n.kind for n in world.said]) == (["shop"], ["rolled-back"])
+
+
 def test_one_lost_episode_is_no_news(world: Any) -> None:
     both(world)
     world.plays["release@2"] = Losing(1)
@@ -58,6 +82,7 @@ def test_one_lost_episode_is_no_news(world: Any) -> None:
 
 def test_a_day_that_nobody_could_play_is_no_good_one(world: Any) -> None:
     both(world)
-    world.plays.update({name: Losing(25) for name in ("release@2", "release@1", "local:smollm2-135m")})
-    with pytest.raises(EpisodesLost, match="25 of 40 fresh tasks were lost to errors with the live release"):
-        world.watch()
+    for most in (25, 40):
+        world.plays.update({name: Losing(most) for name in ("release@2", "release@1", "local:smollm2-135m")})
+        with pytest.raises(EpisodesLost, match=f"{most} of 40 fresh tasks were lost to errors with the live release"):
+            world.watch(NOW + timedelta(days=most))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from db import ReleaseRow, ReleaseState
+from db import ConversationRow, ReleaseRow, ReleaseState
 from environments.contract import TargetTask
 from tests.tasks.counting_target import Counting
 
@@ -34,3 +34,11 @@ def both(world: Any, **changes: Any) -> None:
     """Release 2 in place of release 1."""
     replaced = release(1, ReleaseState.RETIRED, ended_at=LIVE_SINCE)
     world.store.put([replaced, release(2, ReleaseState.LIVE, "r1", **changes)])
+
+
+def conversation(number: int, success: bool | None, when: datetime, release: int | None = None) -> ConversationRow:
+    """One that the router decided, with what its user said of it."""
+    return ConversationRow(
+        id=f"c{number}", conversation=str(number), target="shop", base="b", policy_id="p", capability="", adapter="",
+        mode="route", router_version="", success=success, created_at=when, release=release,
+    )  # fmt: skip
