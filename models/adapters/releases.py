@@ -21,6 +21,8 @@ from models.adapters.registry import CHAMPION, Registry, without_password
 
 LIVE = "live"
 RELEASE_TAG = "release"
+# What MLflow answers to a user whom it does not know, or who may not do this (401 and 403).
+REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,20 @@ class Aliases:
 
 @contextmanager
 def answering(registry: Registry, what: str) -> Iterator[None]:
-    """Raises StoreError, without any password, when MLflow does not answer or fails; `what` it was to be told."""
+    """Raises StoreError, without any password, when MLflow does not answer or fails; `what` it was to be told. It is
+    transient, but for a refusal of the user: no wait gives that one a password."""
     _ = registry.client  # importing mlflow through it keeps mlflow quiet
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as problem:
-        raise StoreError(
+        failed = StoreError(
             f"MLflow at {registry.shown_uri} cannot be told {what}: {without_password(str(problem))}; the database "
             "knows it: bring MLflow back, then run any command"
-        ) from None
+        )
+        failed.transient = problem.error_code not in REFUSED
+        raise failed from None
 
 
 def release_model(registry: Registry) -> str:

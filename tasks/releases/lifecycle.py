@@ -212,13 +212,16 @@ def heal(store: Store, registry: Registry, target: str, done: str = "MLflow cann
 
 
 def _check_there(registry: Registry) -> None:
-    """Raise `StoreError` where MLflow's server does not answer within seconds: its own client would try for minutes."""
+    """Raise `StoreError`, a transient one, where MLflow's server does not answer within seconds: its own client would
+    try for minutes."""
     server = mlflow_at(registry.tracking_uri) if registry.remote else None
     if server is not None and not (answer := ask(server)).there:
-        raise StoreError(
+        away = StoreError(
             f"MLflow at {registry.shown_uri} {answer.text()}; the database knows what is live: bring MLflow back, then "
             "run any command"
         )
+        away.transient = True  # a round waits for it
+        raise away
 
 
 def _check_reachable_files(registry: Registry, release: ReleaseRow, way_out: str) -> None:
@@ -228,10 +231,12 @@ def _check_reachable_files(registry: Registry, release: ReleaseRow, way_out: str
         with answering(registry, f"that release {release.number} is to be checked"):
             check_files(registry, release)
     except StoreError as problem:
-        raise StoreError(
+        unchecked = StoreError(
             f"the files of release {release.number} of {release.target} cannot be checked, so it does not go live: "
             f"{str(problem).partition(';')[0]}; {way_out}"
-        ) from None
+        )
+        unchecked.transient = problem.transient
+        raise unchecked from None
 
 
 def _destination(store: Store, target: str, to: int | None) -> tuple[ReleaseRow, ReleaseRow | None]:

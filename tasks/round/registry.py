@@ -12,6 +12,7 @@ from db import Round, RoundState, StageRow, Store
 from environments.contract import content_hash
 from errors import StoreError
 from models.adapters.registry import RUN_KEY_TAG, Registry, without_password
+from models.adapters.releases import REFUSED
 from settings import Settings
 
 logger = logging.getLogger("trace")
@@ -98,8 +99,6 @@ def set_aside(registry: Registry, store: Store, this: Round) -> list[str]:
     return found
 
 
-# What MLflow answers to a user whom it does not know, or who may not do this (401 and 403).
-REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 MEND = (
     "give a user and a password that it takes (in the address, or as MLFLOW_TRACKING_USERNAME and "
     "MLFLOW_TRACKING_PASSWORD), then run the same command"

@@ -8,9 +8,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import ErrorCode
 
 from db import AdapterRow, BarredRow, ReleaseRow, ReleaseState
 from errors import AdapterError, ConfigurationError, StoreError, TransitionError
@@ -18,6 +21,7 @@ from models.adapters.registry import CHAMPION, Registry
 from models.adapters.releases import read_aliases, release_model
 from models.router.router import Router
 from tasks import evaluate as evaluate_file
+from tasks.releases import publication
 from tasks.releases.lifecycle import (
     barred,
     heal,
@@ -265,8 +269,9 @@ def test_without_mlflow_nothing_goes_live_that_cannot_be_checked_and_what_is_liv
         (lambda: rollback(home.store, away, home.target), 1, r"leave release 2 now: trace-agent rollback --to 0"),
     ):
         said = rf"files of release {number} of .* cannot be checked.*MLflow at http://127.0.0.1:1 does.*; .*{way_out}"
-        with pytest.raises(StoreError, match=said):
+        with pytest.raises(StoreError, match=said) as caught:
             change()
+        assert caught.value.transient, "a round waits for it"
     assert home.states() == {1: "retired", 2: "live", 3: "candidate"}
     home.check()
     caplog.clear()
@@ -278,6 +283,26 @@ def test_without_mlflow_nothing_goes_live_that_cannot_be_checked_and_what_is_liv
     assert time.monotonic() - began < 20  # MLflow's own client would try for four minutes, each time
     assert read_aliases(home.registry).live == live.id
     heal(home.store, home.registry, home.target)
+    home.check()
+
+
+@pytest.mark.parametrize(("code", "passes"), [("TEMPORARILY_UNAVAILABLE", True), ("PERMISSION_DENIED", False)])
+def test_a_round_waits_for_an_mlflow_that_fails_while_it_promotes_and_not_for_one_that_refuses_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch, code: str, passes: bool
+) -> None:
+    def fails(*given: object) -> NoReturn:
+        raise MlflowException("no", error_code=ErrorCode.Value(code))
+
+    candidate = home.candidate({"refund": home.member("refund")})
+    # The files are checked before the change, and MLflow is told of it afterwards.
+    for step, states in (("registered_version", {1: "candidate"}), ("set_live", {1: "live"})):
+        with monkeypatch.context() as patched:
+            patched.setattr(publication, step, fails)
+            with pytest.raises(StoreError, match="MLflow at sqlite") as caught:
+                promote(home.store, home.registry, candidate.id, "better")
+        assert caught.value.transient == passes
+        assert home.states() == states
+    promote(home.store, home.registry, candidate.id, "better")
     home.check()
 
 
