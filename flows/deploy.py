@@ -116,9 +116,8 @@ def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
     given = {**os.environ, "TRACE_PROJECT": str(where), "TRACE_POOL": pool}
     done = subprocess.run(command, cwd=project, env=given, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigurationError(
-            f"'prefect deploy --all' failed in {project}; mend what it says: {(done.stdout + done.stderr)[-2000:]}"
-        )
+        said = without_password(done.stdout + done.stderr)
+        raise ConfigurationError(f"'prefect deploy --all' failed in {project}; mend what it says: {said[-2000:]}")
     with get_client(sync_client=True) as client:
         names = sorted(d.name for d in client.read_deployments(work_pool_filter=_named(pool)))
     return [*(f"deployment {name}/{name}" for name in names), *_taken_back(before, _file_schedules())]

@@ -28,6 +28,7 @@ from prefect.states import Crashed
 from db import Round, StageRow, Store, open_store
 from db.copies import sqlite_file
 from errors import StoreError
+from models.adapters.registry import without_password
 from settings import Settings
 from tasks.round.registry import end_runs, mlflow_failures, open_registry
 from tasks.unattended.alive import LEASE_SECONDS, has_ended
@@ -79,9 +80,8 @@ def end_left_runs(settings: Settings, store: Store, own_round: str = "") -> bool
         for round_id in sorted({row.round_id for row in dead} - at_work - {own_round}):
             _killed(settings, store.round(round_id), [row for row in dead if row.round_id == round_id])
     except Exception as problem:  # servers that are away, of whatever library
-        logger.warning(
-            "processes that were killed are still shown as running (%s: %s)", type(problem).__name__, problem
-        )
+        why = without_password(str(problem))
+        logger.warning("processes that were killed are still shown as running (%s: %s)", type(problem).__name__, why)
         return False
     for row in dead:
         # A training in a process of its own may outlive the round's process.

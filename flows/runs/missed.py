@@ -24,6 +24,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
 
 from db.values.types import utc_now
+from models.adapters.registry import without_password
 
 logger = logging.getLogger("trace")
 # What the server has inserted for a schedule, and no worker has taken.
@@ -45,7 +46,8 @@ def makes_way() -> Any:
             for run in later[:-1]:
                 _let_go(client, run, later[-1])
     except Exception as problem:  # a night too many is better than none
-        logger.warning("it is not known whether later runs are due (%s: %s)", type(problem).__name__, problem)
+        why = without_password(str(problem))
+        logger.warning("it is not known whether later runs are due (%s: %s)", type(problem).__name__, why)
         return None
     if not later:
         return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from models.adapters.registry import without_password
 from tasks.housekeeping.findings import Finding, fault, warning, well
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def scheduled_runs() -> Finding:
     try:
         deployments, late = _asked()
     except (PrefectException, httpx.HTTPError) as problem:
-        said = f"Prefect's server does not say what it runs ({type(problem).__name__}: {str(problem)[:200]})"
+        # Where it answers with an error, the library's words hold the whole address.
+        why = f"{type(problem).__name__}: {without_password(str(problem))[:200]}"
+        said = f"Prefect's server does not say what it runs ({why})"
         return fault("runs", said, "look at its log, and at PREFECT_API_AUTH_STRING where it wants a password")
     if not deployments:
         return well("runs", "the Prefect server has no deployment of this project ('trace-agent deploy' makes them)")

@@ -210,6 +210,18 @@ def test_what_was_paused_or_added_in_prefect_s_pages_outlives_deploy(
     assert str(before_the_file.value).endswith(f": {named}")
 
 
+def test_what_prefect_says_against_a_file_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty(Server):
+        def read_deployment_by_name(self, name: str) -> Any:
+            raise ObjectNotFound(KeyError(name))
+
+    said = SimpleNamespace(returncode=1, stdout="", stderr=f"500 for url {LOCKED!r}")
+    monkeypatch.setattr(deploy_file, "get_client", lambda **given: Empty())
+    monkeypatch.setattr(deploy_file.subprocess, "run", lambda *given, **how: said)
+    with pytest.raises(ConfigurationError, match=f"mend what it says: 500 for url {API!r}"):
+        deploy_file._deploy_all("trace", "process", ROOT)
+
+
 def test_what_deploy_takes_back_of_the_file_s_own_schedules_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A person gave the nights another time, and parameters, and removed the watch's; housekeeping is paused, which
     Prefect leaves as it is."""

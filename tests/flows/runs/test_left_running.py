@@ -139,15 +139,18 @@ def test_a_run_that_has_ended_or_began_again_is_no_dead_ones(home: Home) -> None
     assert (home.shown(done), home.shown(again)) == ("Completed", "Running")
 
 
+AWAY = "refused by http://trace:sesame@127.0.0.1:4200/api"
+
+
 def test_servers_that_are_away_end_no_round_and_are_told_later(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = home.flow_run()
     home.round_of(ended_owner(), run)
     with monkeypatch.context() as patch:
-        patch.setattr(left_running, "get_client", lambda **given: (_ for _ in ()).throw(ConnectionError("refused")))
+        patch.setattr(left_running, "get_client", lambda **given: (_ for _ in ()).throw(ConnectionError(AWAY)))
         assert end_left_runs(home.settings, home.store) is False
-    assert "still shown as running (ConnectionError: refused)" in caplog.text
+    assert "still shown as running (ConnectionError: refused by http://127.0.0.1:4200/api)" in caplog.text
     end_left_runs(home.settings, home.store)
     assert home.shown(run) == "Crashed"
 

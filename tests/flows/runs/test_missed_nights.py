@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 from prefect.client.schemas.objects import StateType, WorkerStatus
 from prefect.client.schemas.responses import SetStateStatus
@@ -172,6 +173,18 @@ def test_of_the_nights_that_a_worker_missed_the_newest_is_played(
 def test_a_run_with_nothing_later_to_play_is_played(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
     assert way(monkeypatch, server) is None
     assert getattr(server, "cancelled", []) == []
+
+
+def test_why_a_server_does_not_say_what_is_due_is_told_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = httpx.Request("GET", "http://trace:sesame@127.0.0.1:4200/api/flow_runs/1")
+    server = Queue(None)
+    monkeypatch.setattr(server, "read_flow_run", lambda run: httpx.Response(500, request=asked).raise_for_status())
+    assert way(monkeypatch, server) is None
+    assert "whether later runs are due (HTTPStatusError: " in caplog.text
+    assert "http://127.0.0.1:4200/api/flow_runs/1" in caplog.text
+    assert "sesame" not in caplog.text
 
 
 @pytest.mark.integration

@@ -56,3 +56,12 @@ def test_a_server_that_does_not_say_is_a_fault(monkeypatch: pytest.MonkeyPatch) 
         "Prefect's server does not say what it runs (ConnectError: refused)",
     )
     assert "PREFECT_API_AUTH_STRING" in finding.do
+
+
+def test_what_a_server_fails_with_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's words hold the whole address, and what is cut off of them may begin within the password."""
+    request = httpx.Request("POST", f"http://{'trace' * 28}:sesame@127.0.0.1:4200/api/deployments/filter")
+    monkeypatch.setattr(run_checks, "_asked", lambda: httpx.Response(500, request=request).raise_for_status())
+    finding = run_checks.scheduled_runs()
+    assert "HTTPStatusError: Server error '500 Internal Server Error' for url 'http://127.0.0.1:4200" in finding.said
+    assert "trace:s" not in finding.said
