@@ -31,7 +31,8 @@ class Approval(RunInput):
 
 
 def ask_approval(context: Context) -> None:
-    """Ask, where the settings want it and the gate would promote. What a person declines the gate will refuse.
+    """Ask, where the settings want it and the gate would promote. What a person declines the gate will refuse. Where
+    the round comes here again, as after a store that was away at the gate, it asks nobody again who has answered.
 
     Where methods are compared (a round with a budget of its own) nobody is asked. Raises `NotApproved` when nobody
     answers within `unattended.approval_hours`.
@@ -42,6 +43,8 @@ def ask_approval(context: Context) -> None:
     proposal = proposal_of(context)
     if proposal is None or not proposal.decision.promoted or proposal.candidate.state != ReleaseState.CANDIDATE:
         return  # also where it is live already, and only what follows its promotion was not done
+    if context.answered == proposal.candidate.id:
+        return
     tell_question(context, proposal.candidate.number)
     form: Any = Approval.with_initial_data(description=proposal.table(), promote=False)
     began = time.monotonic()
@@ -57,5 +60,5 @@ def ask_approval(context: Context) -> None:
         ) from None
     finally:
         context.limits.waited(time.monotonic() - began)
-    if not answer.promote:
-        context.declined = answer.reason or "no reason given"
+    context.declined = "" if answer.promote else answer.reason or "no reason given"
+    context.answered = proposal.candidate.id

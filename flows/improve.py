@@ -259,12 +259,19 @@ def play_round(settings: Settings, fresh: bool, deaths: dict[str, str] | None = 
 
 def outlasting(context: Context, last: str = STAGES[-1]) -> Iterator[Done]:
     """Each stage up to `last`, as it is done. Where a store is away, the round waits (`PATIENCE`) and goes on from what
-    is stored, so a stage may be given twice. Raises the store's error when it stays away."""
-    for wait in (*PATIENCE, None):
+    is stored, so a stage may be given twice. Raises the store's error when it stays away. A long round may meet many
+    outages: patience begins anew with each stage that no earlier pass gave, for the store was there meanwhile."""
+    waits, given = iter(PATIENCE), set[tuple[str, frozenset[str]]]()
+    while True:
         try:
-            yield from stages(context, last)
+            for name, results in stages(context, last):
+                if (step := (name, frozenset(results))) not in given:
+                    given.add(step)
+                    waits = iter(PATIENCE)
+                yield name, results
             return
         except StoreError as away:
+            wait = next(waits, None)
             if not away.transient or wait is None:
                 raise
             logger.warning("%s; round %d waits %d s for it, then goes on", away, context.round.number, wait)

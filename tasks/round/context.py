@@ -58,7 +58,8 @@ class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
     wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
     `sharing` lets other processes play with this one; None: it plays alone. `declined` is why a person who was asked
-    does not want the candidate promoted ("": it may be). `adopted`: another process has opened the round, this one does
+    does not want the candidate promoted ("": it may be), and `answered` the candidate's id ("": nobody was asked, or
+    answered). `adopted`: another process has opened the round, this one does
     a part of it. `left`: it goes on with a round that its last process left as running, without a word. `claimed` is
     the stage that this process works on; None between stages."""
 
@@ -70,6 +71,7 @@ class Context:
     budget: EpisodeBudget | None = None
     sharing: Sharing | None = None
     declined: str = ""
+    answered: str = ""
     adopted: bool = False
     left: bool = False
     claimed: Stage | None = None

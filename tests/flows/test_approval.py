@@ -16,8 +16,9 @@ from prefect.client.schemas.objects import StateType
 
 import flows.approval as approval
 import flows.improve as improve
+import flows.order as order
 from db import ReleaseState, RoundState
-from errors import ConfigurationError, NotApproved
+from errors import ConfigurationError, NotApproved, StoreError
 from settings import load_settings
 from tasks.operations import announcements
 from tasks.operations.announcements import tell_start
@@ -26,7 +27,7 @@ from tasks.unattended import alive
 from tasks.unattended.notices import Notice
 
 PROPOSAL = SimpleNamespace(
-    candidate=SimpleNamespace(number=7, state=ReleaseState.CANDIDATE),
+    candidate=SimpleNamespace(id="r7", number=7, state=ReleaseState.CANDIDATE),
     decision=SimpleNamespace(promoted=True),
     table=lambda: "| points |",
 )
@@ -36,7 +37,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, hours: float = 0.1, **changes: Any) -
     """A context that is to ask, and what was told and waited."""
     context = SimpleNamespace(
         settings=SimpleNamespace(unattended=SimpleNamespace(approve=True, approval_hours=hours)),
-        budget=None, declined="", found=lambda kind: None, waits=[], told=[], round=SimpleNamespace(target="shop"),
+        budget=None, declined="", answered="", found=lambda kind: None, waits=[], told=[],
+        round=SimpleNamespace(target="shop"),
     )  # fmt: skip
     context.limits = SimpleNamespace(waited=context.waits.append)
     vars(context).update(changes)
@@ -99,6 +101,35 @@ def test_only_what_would_be_promoted_is_asked_and_only_once(monkeypatch: pytest.
         monkeypatch.setattr(approval, "proposal_of", lambda context, made=proposal: made)
         approval.ask_approval(context)
         assert context.told == []
+
+
+@pytest.mark.parametrize(("promote", "declined"), [(True, ""), (False, "too early")])
+def test_who_has_answered_is_not_asked_again_when_the_store_was_away_at_the_gate(
+    monkeypatch: pytest.MonkeyPatch, promote: bool, declined: str
+) -> None:
+    """The round waits for the store, and comes to the question again. Its person may have left."""
+    context, away = asked(monkeypatch), StoreError("the database is restarted")
+    context.round, away.transient = SimpleNamespace(number=3, id="r", target="shop"), True
+    monkeypatch.setattr(
+        approval, "pause_flow_run", lambda **given: SimpleNamespace(promote=promote, reason="too early")
+    )
+    left = [away]
+
+    def gated(round_id: str) -> None:
+        if left:
+            raise left.pop()
+
+    gated.name = "gate"  # type: ignore[attr-defined]
+    monkeypatch.setattr(order, "PROVE", (gated,))
+    monkeypatch.setattr(improve, "stages", lambda context, last: order._proven(context))
+    monkeypatch.setattr(improve.time, "sleep", lambda seconds: None)
+    assert [name for name, _ in improve.outlasting(context, "gate")] == ["gate"]
+    assert (left, context.told, context.declined) == ([], [7], declined)
+    other = SimpleNamespace(id="r8", number=8, state=ReleaseState.CANDIDATE)
+    proposed = SimpleNamespace(candidate=other, decision=PROPOSAL.decision, table=PROPOSAL.table)
+    monkeypatch.setattr(approval, "proposal_of", lambda context: proposed)
+    approval.ask_approval(context)
+    assert context.told == [7, 8], "the word is for one candidate"
 
 
 def test_a_round_that_waits_for_a_person_is_not_said_to_have_died(

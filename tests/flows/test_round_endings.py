@@ -216,6 +216,24 @@ def test_a_round_outlasts_a_store_that_is_away_between_two_stages(
     assert "does not answer; round 3 waits 15 s for it, then goes on" in caplog.text
 
 
+def test_a_round_outlasts_many_short_outages_each_as_if_it_were_the_first(
+    monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    steps = [("train", capability) for capability in "abcd"] + [(name, "") for name in ("register", "gate", "test")]
+    done: list[tuple[str, str]] = []
+
+    def away_before_each(context: object, last: str) -> Iterator[tuple[str, dict[str, str]]]:
+        for name, capability in steps:
+            if (name, capability) not in done:
+                done.append((name, capability))
+                raise gone(transient=True)
+            yield name, {capability: "done"}
+
+    monkeypatch.setattr(flow, "stages", away_before_each)
+    assert set(dict(flow.outlasting(CONTEXT))) == {"train", "register", "gate", "test"}
+    assert waited == [15] * len(steps)
+
+
 @pytest.mark.parametrize(("transient", "waits"), [(True, list(flow.PATIENCE)), (False, [])])
 def test_a_store_that_stays_away_or_holds_what_cannot_be_ends_the_round(
     monkeypatch: pytest.MonkeyPatch, waited: list[float], transient: bool, waits: list[float]
