@@ -190,7 +190,9 @@ def release_files(settings: Settings, store: Store, registry: Registry, rows: li
             routers[row.router_path, row.router].append(row)
     bad = 0
     for (capability, version, _), holders in sorted(adapters.items()):
-        alone = replace(holders[0], members={capability: holders[0].members[capability]})
+        # The live one's trained copy is looked at as well, also where a release that was left is newer and holds it.
+        holder = next((row for row in holders if row.state == ReleaseState.LIVE), holders[0])
+        alone = replace(holder, members={capability: holder.members[capability]})
         found = refused("adapters", lambda alone=alone: check_files(registry, alone))  # type: ignore[misc]
         found = found or _trained_copy(settings, store, alone)
         if found:

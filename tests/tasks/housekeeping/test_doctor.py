@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from db import AdapterRow, RoundState, open_store
+from db import RoundState, open_store
 from db.schema import HEAD
 from db.values.types import utc_now
 from flows.cli.main import app
@@ -31,7 +31,8 @@ from tasks.housekeeping.backup import make_backup
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Finding
 from tasks.housekeeping.restore import restore_backup
-from tasks.releases.lookup import live_release, release_numbered
+from tasks.releases.lifecycle import rollback
+from tasks.releases.lookup import release_numbered
 from tests.db.postgres_server import running_postgres
 from tests.tasks.housekeeping.kept_homes import make_home, opened, registry_of, settings_of
 
@@ -259,11 +260,15 @@ def version_deleted(p: Patient) -> None:
 
 def trained_copy_gone(p: Patient) -> None:
     with opened(p.folder) as home:
-        live = live_release(home.store, "shop")
-        assert live is not None
-        row = home.store.row(AdapterRow, id=live.members["refund"]["adapter_id"])
-        assert row is not None
-        home.store.set_state(AdapterRow, row.id, row.state, path="a/training/refund/final")
+        adapter = release_numbered(home.store, "shop", 2).members["refund"]["adapter_id"]
+    p.change("trace.db", f"UPDATE adapters SET path = 'a/training/refund/final' WHERE id = '{adapter}'")
+
+
+def trained_copy_gone_after_a_rollback(p: Patient) -> None:
+    trained_copy_gone(p)
+    with opened(p.folder) as home:
+        home.promoted({"refund": home.newest().members["refund"]})
+        assert rollback(home.store, home.registry, "shop") is not None
 
 
 def router_gone(p: Patient) -> None:
@@ -302,6 +307,7 @@ FAULTS: list[tuple[Callable[[Patient], None], str, str, str]] = [
     (earlier_adapter_gone, "adapters", "fault", "refund v1 (release 1)"),
     (version_deleted, "adapters", "fault", "has no version 1"),
     (trained_copy_gone, "adapters", "fault", "which the next round trains on from, is gone"),
+    (trained_copy_gone_after_a_rollback, "adapters", "fault", "refund v2 (release 2 (live), release 3): "),
     (router_gone, "router", "fault", "release 2 (live): router in"),
 ]
 
