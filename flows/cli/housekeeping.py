@@ -19,7 +19,7 @@ def add_housekeeping(app: typer.Typer) -> None:
 
 def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], home: Home = None) -> None:
     """Write store, registry, artifacts and rounds of a home into one archive, also while a round runs; exit 1 when it
-    lacks a part that could not be read in peace."""
+    lacks a part that could not be read, or not in peace."""
     from flows.code_version import code_version
     from settings import load_settings
     from tasks.housekeeping.backup import lacking, make_backup
@@ -32,13 +32,16 @@ def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], 
     )
     if made.left_out:
         typer.echo(
-            f"left out, as links or because they were being written or removed: {', '.join(made.left_out)}", err=True
+            "left out, as links, because they were being written or removed, or because this user may not read them: "
+            + ", ".join(made.left_out),
+            err=True,
         )
     if made.not_copied:
         typer.echo(f"not copied, as no part of a home: {', '.join(made.not_copied)}", err=True)
     typer.echo(f"put it back with 'trace-agent restore {file} --home FOLDER'")
     if lost := lacking(settings.folder, made):
-        typer.echo(f"this backup is not whole: it lacks {', '.join(lost)}; make another one", err=True)
+        do = "make another one, as a user who may read all of the home"
+        typer.echo(f"this backup is not whole: it lacks {', '.join(lost)}; {do}", err=True)
         raise typer.Exit(1)
 
 

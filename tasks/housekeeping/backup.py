@@ -15,9 +15,10 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +83,15 @@ def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
 def lacking(home: Path, manifest: Manifest) -> list[str]:
     """What a backup left out and the home still has, but for links: the backup is not whole without it. What was
     being removed meanwhile is gone from both."""
-    return [name for name in manifest.left_out if (home / name).exists() and not (home / name).is_symlink()]
+    return [name for name in manifest.left_out if _is_there(home / name)]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether something is at a path, and is no link."""
+    try:
+        return (mode := _mode(path)) != 0 and not stat.S_ISLNK(mode)
+    except PermissionError:  # it lies in a folder that this user may not enter
+        return True
 
 
 def home_files(settings: Settings) -> tuple[Path, Path]:
@@ -133,10 +142,10 @@ class _Writer:
 
     def add_folder(self, folder: Path, home: Path) -> None:
         """Write the files below a folder. One within it that loses a file meanwhile is being removed, and is left out:
-        a checkpoint that says it is complete and is not could not be resumed from. What lies in `folder` itself is
-        whole file by file."""
+        a checkpoint that says it is complete and is not could not be resumed from. So is one with a file that this user
+        may not read. What lies in `folder` itself is whole file by file."""
         gone: set[str] = set()
-        for path in _files(folder):
+        for path in _files(folder, lambda closed: self.left_out.append(closed.relative_to(home).as_posix())):
             name, parent = path.relative_to(home).as_posix(), path.parent.relative_to(home).as_posix()
             if parent in gone:
                 continue
@@ -145,9 +154,11 @@ class _Writer:
                 continue
             try:
                 source = self._steady(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, PermissionError) as problem:
                 if path.parent != folder:
                     gone.add(parent)
+                elif isinstance(problem, PermissionError):
+                    self.left_out.append(name)
                 continue
             if source is None:
                 self.left_out.append(name)
@@ -234,11 +245,32 @@ def _folders(home: Path, rounds: list[str]) -> Iterator[Path]:
             yield home / name
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, closed: Callable[[Path], object]) -> Iterator[Path]:
     """Plain files and links below a folder, without following the links, which may lead out of the home. Hidden names
-    are parts that are still written: they are renamed when they are whole."""
-    for place, folders, names in os.walk(folder):
+    are parts that are still written: they are renamed when they are whole. `closed` is told of each folder that is
+    there and cannot be looked into."""
+
+    def failed(problem: OSError) -> None:
+        if not isinstance(problem, FileNotFoundError):  # that one was removed meanwhile
+            closed(Path(problem.filename))
+
+    for place, folders, names in os.walk(folder, onerror=failed):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         for path in (Path(place, name) for name in sorted([*folders, *names])):
-            if path.is_symlink() or (path.is_file() and not path.name.startswith(".")):
+            try:
+                mode = _mode(path)
+            except PermissionError:  # the folder's names may be read, and nothing in it
+                closed(Path(place))
+                folders.clear()
+                break
+            if stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and not path.name.startswith(".")):
                 yield path
+
+
+def _mode(path: Path) -> int:
+    """The mode of what is at a path, of a link its own; 0 where nothing is. Raises `PermissionError` where this user
+    may not know: `Path.is_file` would call that nothing."""
+    try:
+        return path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sqlite3
 import threading
@@ -259,6 +261,49 @@ def test_a_backup_that_lacks_what_the_home_has_ends_with_an_error(
     assert (done.exit_code, "this backup is not whole" in done.output) == (code, not removed)
     assert "left out" in done.output
     assert "checkpoint-2" in done.output
+
+
+@pytest.mark.parametrize(
+    ("shut", "lacks"),
+    [
+        ("report.html", "report.html"),
+        ("training", "training"),  # its names cannot be read
+        ("training/final/a.bin", "training/final"),  # half of a folder is no part of a backup
+        ("training/final/*", "training/final"),  # its names can be read, and nothing in it
+    ],
+)
+def test_what_this_user_may_not_read_is_named_and_ends_with_an_error(
+    shut: str, lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what a container that ran as root has left in the home."""
+    from tasks.housekeeping import backup
+
+    home = tmp_path / "home"
+    with open_store(settings_of(home).database_url) as store:
+        place = home / store.start_round("shop", "data", 1, "laptop", {}).id
+    (place / "training" / "final").mkdir(parents=True)
+    for name in ("report.html", "training/notes.txt", "training/final/a.bin", "training/final/b.bin"):
+        (place / name).touch()
+    scan, steady, lstat = os.scandir, backup._Writer._steady, Path.lstat
+
+    def allowed(path: Path) -> Path:
+        if path == place / shut or (path.parent / "*" == place / shut):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return path
+
+    monkeypatch.setattr(os, "scandir", lambda path: scan(allowed(Path(path))))
+    monkeypatch.setattr(backup._Writer, "_steady", lambda self, path: steady(self, allowed(path)))
+    monkeypatch.setattr(Path, "lstat", lambda self: lstat(allowed(self) if "*" in shut else self))
+    file = tmp_path / "b.zip"
+    done = CliRunner().invoke(app, ["backup", str(file), "--home", str(home)], catch_exceptions=False)
+    monkeypatch.undo()
+    assert done.exit_code == 1
+    assert f"this backup is not whole: it lacks {place.name}/{lacks}; make another one, as a user who" in done.output
+    members = {
+        name.removeprefix(f"{place.name}/") for name in restore_backup(file, settings_of(tmp_path / "n")).members
+    }
+    wanted = {"report.html", "training/notes.txt", "training/final/a.bin", "training/final/b.bin"}
+    assert members & wanted == {name for name in wanted if not name.startswith(lacks)}
 
 
 def test_a_file_that_is_written_all_the_time_is_named(
