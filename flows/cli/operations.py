@@ -67,6 +67,7 @@ def up(
     """Start Prefect, MLflow, a worker with the nightly deployment, and the gateway; what dies is started again."""
     import signal
     import time
+    from contextlib import suppress
 
     from db import open_store
     from environments.targets.catalogue import check_target_name
@@ -83,7 +84,8 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     typer.echo(f"starting the services of {settings.folder} (logs in {services.folder})", err=True)
-    with open_store(settings.database_url) as store, services.started() as supervisor:
+    # A stop while they start; once they run, `follow` hears of it.
+    with suppress(KeyboardInterrupt), open_store(settings.database_url) as store, services.started() as supervisor:
         wanted = set_target(settings)
         serves = served_round(store, wanted) is not None
         if serves:

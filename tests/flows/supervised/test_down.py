@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -98,6 +99,23 @@ def test_an_up_that_starts_ends_well_when_it_is_stopped_and_with_an_error_else(
     monkeypatch.setattr(services_file, "SECONDS_TO_START", 2.0)
     with pytest.raises(StoreError, match="prefect is not healthy"):
         up()  # which nobody has stopped
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_up_that_ctrl_c_or_kill_stops_while_it_starts_ends_well(
+    services: Services, up: Callable[[], str], number: signal.Signals
+) -> None:
+    def person() -> None:
+        deadline = time.monotonic() + 20
+        while not running(services.socket) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=person)
+    thread.start()
+    assert "are stopped" in up()
+    thread.join(20)
+    assert not running(services.socket)
 
 
 def test_down_waits_for_what_ends_and_no_longer_than_a_stop_may_take(
