@@ -71,6 +71,20 @@ def test_turns_that_are_too_short_for_many_tasks_are_refused_with_a_length_that_
     check_turn_length(context(lengths, 31))  # the end of the turn is a token too
 
 
+def test_the_length_that_a_refusal_names_is_enough_however_few_solutions_there_are() -> None:
+    refusals, most = 0, 8
+    for n in (*range(1, 12), 20, 29, 40):
+        for words in ([10] * (n - 1) + [100], [5] * (n - n // 3) + [90] * (n // 3), list(range(5, 5 + n))):
+            try:
+                check_turn_length(context(words, most))
+            except ConfigurationError as refused:
+                refusals += 1
+                enough = int(str(refused).rpartition(" ")[2])
+                assert enough > most
+                check_turn_length(context(words, enough))
+    assert refusals > 30
+
+
 def test_a_few_long_solutions_are_told_and_played_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "trace"):
         check_turn_length(context([10] * 18 + [30, 40], 20))
