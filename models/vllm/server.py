@@ -145,9 +145,18 @@ class VllmServer:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def models(self, waits: Sequence[float] = ()) -> dict[str, ServedModel]:
-        """Everything that the server answers as, by name."""
+        """Everything that the server answers as, by name. Raises `ConfigurationError` for a list that vLLM does not
+        give."""
         cards = self._send("GET", "/v1/models", None, waits).get("data", [])
-        found = [ServedModel(str(c["id"]), str(c.get("parent") or ""), int(c.get("max_model_len") or 0)) for c in cards]
+        try:
+            found = [
+                ServedModel(str(c["id"]), str(c.get("parent") or ""), int(c.get("max_model_len") or 0)) for c in cards
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise ConfigurationError(
+                f"{self.url}/v1/models gives {cards!r:.80} as data, not models with an id ({problem!r}); a vLLM server "
+                "is needed"
+            ) from problem
         return {m.name: m for m in found}
 
     def check(self) -> int:
@@ -198,7 +207,12 @@ class VllmServer:
     def _top_logprob(self, temperature: float) -> float:
         body = {"model": self.model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": temperature, "top_p": 1.0}
         choice = self._choice(body | {"top_k": 0, "min_p": 0.0, "logprobs": 1, "seed": 0})
-        return max(choice["logprobs"]["top_logprobs"][0].values())
+        try:
+            return max(map(float, choice["logprobs"]["top_logprobs"][0].values()))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
+            raise ConfigurationError(
+                f"{self.url} gives no log-probabilities ({problem!r}); a vLLM server of version 0.32 or later is needed"
+            ) from problem
 
     def complete(self, body: Mapping[str, Any]) -> Completion:
         """Sample one completion; `body` as for `/v1/completions`, its `prompt` token ids. Transient failures are tried

@@ -58,7 +58,7 @@ def open_replicas(settings: Settings, weights: str) -> Replicas:
                     f"server with --max-model-len {context}, or the gateway again"
                 )
             server.check_weights(weights)
-        except ConfigurationError:
+        except Exception:
             pool.held.add(server.url)
             raise
         pool.held.discard(server.url)

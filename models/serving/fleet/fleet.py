@@ -215,9 +215,8 @@ class Fleet:
 
     def _proven(self, loaded: Loaded) -> set[str]:
         """Names that all hosts that answer (at least one) have, and were proven with."""
-        hosts = set(loaded)
         with self._changed:
-            known = [n for n, e in self._entries.items() if hosts and hosts <= set(e.proven)]
+            known = [n for n, e in self._entries.items() if loaded and loaded.keys() <= set(e.proven)]
         return {name for name in known if all(name in names for names in loaded.values())}
 
     def _swap(self, release: ServedRelease | None, changes: list[str]) -> None:
@@ -264,8 +263,9 @@ class Fleet:
         for host in self.hosts:
             try:
                 loaded[host] = host.names()
-            except TraceError as problem:
-                logger.warning("%s", problem)
+            except Exception as problem:  # one host's, which keeps no release from the others
+                defect = None if isinstance(problem, TraceError) else problem
+                logger.warning("%s is left out: %s", host.address or "the local model", problem, exc_info=defect)
         with self._changed:
             for host in self.hosts:
                 if (host in loaded) != (host in self._up):

@@ -42,6 +42,28 @@ def test_a_rollback_takes_place_though_one_server_no_longer_loads_adapters(stage
     assert stage.answers() == ""
 
 
+@pytest.mark.parametrize("cards", [None, [{"object": "model"}], ["base"]])
+def test_a_release_is_followed_though_one_server_gives_a_list_of_models_that_is_none(
+    stage: Stage, cards: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.stubs[0].cards = cards
+    stage.live(1, stage.one)
+    assert stage.answers() == stage.one.served_name
+    assert stage.fleet.replicas() == [stage.stubs[1].url]
+    assert f"{stage.stubs[0].url} is left out" in caplog.text
+    assert "a vLLM server is needed" in caplog.text
+
+
+def test_a_release_is_followed_though_a_look_at_one_server_fails_in_a_way_that_nobody_expected(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stage.fleet.hosts[0], "names", lambda: 1 // 0)
+    stage.live(1, stage.one)
+    assert (stage.answers(), stage.fleet.standing().problem) == (stage.one.served_name, "")
+    assert f"{stage.stubs[0].url} is left out" in caplog.text
+    assert "Traceback" in caplog.text
+
+
 def test_what_nobody_expected_while_a_release_is_made_ready_is_told_as_the_reason(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

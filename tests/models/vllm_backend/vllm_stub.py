@@ -24,7 +24,7 @@ class Stub:
     """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer.
     While `stalled` is set, completions get no answer. `tokens` is what /metrics count; None: there are none. `scorer`
     gives a model's log-probabilities of the token after a prompt, in the place of `logprob`. Of models in `torn` it
-    cannot say any: 500, as JSON has no NaN."""
+    cannot say any: 500, as JSON has no NaN. `cards` are what it lists as models, in the place of those that it has."""
 
     url: str = ""
     names: set[str] = field(default_factory=set)
@@ -33,11 +33,13 @@ class Stub:
     failures: list[int] = field(default_factory=list)
     delay: float = 0.0
     raw_logprobs: bool = False
+    no_logprobs: bool = False
     answers_as: str = ""
     loading: bool = True
     key: str = ""
     context: int = 64
     weights: str = ""
+    cards: Any = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     sleeps: bool = True
@@ -116,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.stub.weights:
             cards.append({"id": f"weights-{self.stub.weights}", "parent": None, "max_model_len": self.stub.context})
         cards += [{"id": n, "parent": "base", "max_model_len": None} for n in sorted(self.stub.names)]
-        return self._answer(200, {"data": cards})
+        return self._answer(200, {"data": cards if self.stub.cards == () else self.stub.cards})
 
     def _metrics(self) -> None:
         if self.stub.tokens is None:
@@ -189,6 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
         with stub.lock:
             stub.tokens = None if stub.tokens is None else stub.tokens + 1
         answer = completion(body, move, stub.raw_logprobs, stub.scorer)
+        if stub.no_logprobs:  # of a server that is not vLLM
+            answer["choices"] = [choice | {"logprobs": None} for choice in answer["choices"]]
         return self._answer(200, answer | {"model": stub.answers_as or model})
 
 

@@ -104,6 +104,7 @@ def test_a_gateway_begins_with_those_that_answer_and_the_others_join_it(
         ({"weights": "w2"}, "two models"),
         ({"weights": WEIGHTS, "context": 32}, "has a context of 32 tokens, and the gateway began with 64"),
         ({"weights": WEIGHTS, "raw_logprobs": True}, "do not follow the temperature"),
+        ({"weights": WEIGHTS, "no_logprobs": True}, "gives no log-probabilities"),
     ],
 )
 def test_one_that_comes_back_as_another_gets_no_request_until_it_is_the_one(
@@ -122,7 +123,7 @@ def test_one_that_comes_back_as_another_gets_no_request_until_it_is_the_one(
         assert said in looked_at(replicas)[first.url], "and it is looked at again"
         assert answered(replicas, 1) == ["no server behind the gateway answers; ask again later"]
         assert [r.alive for r in asyncio.run(replicas.pool.replicas())] == [False]
-        other.weights, other.context, other.raw_logprobs = WEIGHTS, 64, False
+        other.weights, other.context, other.raw_logprobs, other.no_logprobs = WEIGHTS, 64, False, False
         assert looked_at(replicas) == {first.url: ""}
         assert answered(replicas) == [""] * 8
 
@@ -135,6 +136,9 @@ def test_where_none_answers_or_one_is_another_it_does_not_start(settings_folder:
     with vllm_stub() as other:
         other.weights = "w2"
         with pytest.raises(ConfigurationError, match="two models"):
+            open_replicas(settings_for(settings_folder, gone.url, other.url), WEIGHTS)
+        other.weights, other.no_logprobs = WEIGHTS, True
+        with pytest.raises(ConfigurationError, match=f"{other.url} gives no log-probabilities"):
             open_replicas(settings_for(settings_folder, gone.url, other.url), WEIGHTS)
 
 
