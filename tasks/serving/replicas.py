@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import closing
 from dataclasses import dataclass
 
-from errors import ConfigurationError
-from models.serving.fleet.hosts import Host, VllmHost
+from errors import ConfigurationError, ProviderError
+from models.serving.fleet.hosts import LOOK_SECONDS, WORK_SECONDS, Host, VllmHost
 from models.serving.upstreams.http import Pool, Servers
-from models.vllm.answers import ServerAway
 from models.vllm.server import VllmServer
 from settings import Settings
 from tasks.round.policies import open_servers
@@ -29,18 +29,20 @@ class Replicas:
 
 def open_replicas(settings: Settings, weights: str) -> Replicas:
     """The servers that the settings name, which must have the base with these `weights` (`weights_of`) and sample as
-    needed. One that is away is asked for nothing until it was seen to.
+    needed. One that is away, hangs or is broken is asked for nothing until it was seen to.
 
-    Raises `ConfigurationError` for a server that is another, `ServerAway` when none answers.
+    Raises `ConfigurationError` for a server that is another, and when none answers what was seen of the first
+    (`ProviderError`, transient).
     """
     servers, policy = open_servers(settings), settings.policy
     key = os.environ.get(policy.api_key_env, "") if policy.api_key_env else ""
-    pool, contexts, away = Pool(Servers(policy.urls, key)), dict[str, int](), dict[str, ServerAway]()
+    pool, contexts, away = Pool(Servers(policy.urls, key)), dict[str, int](), dict[str, ProviderError]()
     for server in servers:
         try:
-            contexts[server.url] = server.check()
-            server.check_weights(weights)
-        except ServerAway as problem:
+            contexts[server.url] = _checked(server, weights)
+        except ProviderError as problem:
+            if not problem.transient:
+                raise
             away[server.url] = problem
     for url, reason in away.items():
         if not contexts:
@@ -65,3 +67,11 @@ def open_replicas(settings: Settings, weights: str) -> Replicas:
 
     hosts = [VllmHost(server, policy.server_folder, admit, server.url not in away) for server in servers]
     return Replicas(pool, [*hosts], context)
+
+
+def _checked(server: VllmServer, weights: str) -> int:
+    """A server's context in tokens, once it has the base with these weights. One that hangs is not waited for as long
+    as for a turn; the first tokens that it samples may take longer than its list of models does."""
+    with closing(server.limited(LOOK_SECONDS)) as looked, closing(server.limited(WORK_SECONDS)) as worked:
+        looked.check_weights(weights)
+        return worked.check()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Server
 from models.vllm import server as vllm_server
 from models.vllm.answers import ServerAway
 from settings import Settings, load_settings
+from tasks.serving import replicas as replicas_opened
 from tasks.serving.replicas import Replicas, open_replicas
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
 from tests.models.serving.gateway_servers import Stub as EchoStub
@@ -96,6 +99,22 @@ def test_a_gateway_begins_with_those_that_answer_and_the_others_join_it(
             checks = len(back.bodies)
             assert answered(replicas, name="new session") == [""] * 8
             assert len(back.bodies) > checks
+
+
+@pytest.mark.parametrize(("how", "said"), [("hangs", "broke off after"), ("fails", "answers 503")])
+def test_a_gateway_begins_without_one_that_hangs_or_fails(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str, said: str
+) -> None:
+    monkeypatch.setattr(replicas_opened, "LOOK_SECONDS", 0.2)
+    with vllm_stub() as there, socket.create_server(("127.0.0.1", 0)) as hung, vllm_stub() as broken:
+        there.weights, broken.weights, broken.failures = WEIGHTS, WEIGHTS, [503] * 9
+        url = broken.url if how == "fails" else f"http://127.0.0.1:{hung.getsockname()[1]}"
+        began = time.monotonic()
+        replicas = open_replicas(settings_for(settings_folder, url, there.url), WEIGHTS)
+        assert time.monotonic() - began < 3
+        assert replicas.pool.held == {url}
+        assert said in caplog.text
+        assert answered(replicas, 2) == ["", ""]
 
 
 @pytest.mark.parametrize(
