@@ -48,15 +48,15 @@ class GatewayApp:
     def __init__(self, gateway: Gateway, reconciler: Reconciler | None = None, loopback: bool = True) -> None:
         self.gateway, self.reconciler, self.loopback = gateway, reconciler, loopback
         routes = [
-            Route("/v1/chat/completions", self._guarded(self.chat, CHAT, counted=True), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self.completion, CHAT, counted=True), methods=["POST"]),
-            Route("/v1/models", self._guarded(self.models, CHAT), methods=["GET"]),
-            Route("/v1/models/{name:path}", self._guarded(self.model, CHAT), methods=["GET"]),
-            Route("/v1/feedback", self._guarded(self.feedback, FEEDBACK), methods=["POST"]),
-            Route("/metrics", self._guarded(self.metrics, ADMIN), methods=["GET"]),
-            Route("/status", self._guarded(self.status, ADMIN), methods=["GET"]),
-            Route("/health", self._guarded(self.health), methods=["GET"]),
-            Route("/", self._guarded(self.page), methods=["GET"]),
+            self._route("POST", "/v1/chat/completions", self.chat, CHAT, counted=True),
+            self._route("POST", "/v1/completions", self.completion, CHAT, counted=True),
+            self._route("GET", "/v1/models", self.models, CHAT),
+            self._route("GET", "/v1/models/{name:path}", self.model, CHAT),
+            self._route("POST", "/v1/feedback", self.feedback, FEEDBACK),
+            self._route("GET", "/metrics", self.metrics, ADMIN),
+            self._route("GET", "/status", self.status, ADMIN),
+            self._route("GET", "/health", self.health),
+            self._route("GET", "/", self.page),
         ]
         failures: Mapping[Any, Any] = {404: _not_found, 405: _not_allowed, 500: _broken}
         self.app = Starlette(routes=routes, exception_handlers=failures, lifespan=self._lifespan)
@@ -75,13 +75,13 @@ class GatewayApp:
         if self.gateway.log is not None:
             await asyncio.to_thread(self.gateway.log.close)
 
-    def _guarded(self, handler: Handler, scope: str = "", counted: bool = False) -> Handler:
+    def _route(self, method: str, path: str, handler: Handler, scope: str = "", counted: bool = False) -> Route:
         """`handler` behind the checks that all paths share; what goes wrong becomes an error body. `scope` is what a
-        key needs ("": open to all); a `counted` request uses its quota."""
+        key needs ("": open to all); a `counted` request uses its quota. Metrics and spans are named by `path` as it
+        stands here, with its parameters' names: anybody may ask for anything, without a key."""
 
         async def guarded(request: Request) -> Response:
-            path = request.scope["path"]
-            about = {"http.request.method": request.method, "url.path": path}
+            about = {"http.request.method": request.method, "http.route": path, "url.path": request.scope["path"]}
             with tracing.span(f"{request.method} {path}", about, headers=request.headers) as span:
                 answer = await answered(request)
                 span.set_attribute("http.response.status_code", answer.status_code)
@@ -108,10 +108,10 @@ class GatewayApp:
                 status = 500
                 raise
             finally:
-                self.gateway.metrics.requests.labels(request.scope["path"], str(status)).inc()
+                self.gateway.metrics.requests.labels(path, str(status)).inc()
             return answer
 
-        return guarded
+        return Route(path, guarded, methods=[method])
 
     def _check_origin(self, request: Request) -> None:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")

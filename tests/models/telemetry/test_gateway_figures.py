@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from models.serving.gateway.traffic_log import Feedback
-from tests.models.serving.gateway_running import Running, run
+from tests.models.serving.gateway_running import KEY, Running, run
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +56,14 @@ def test_a_comment_on_a_conversation_that_was_judged_is_no_further_judgement(run
         assert running.post({"conversation": "c", **word}, "/v1/feedback").status_code == 200
     counted = [running.figure(f'trace_gateway_feedback_total{{outcome="{o}"}}') for o in ("success", "comment")]
     assert counted == [3, 1]
+
+
+def test_requests_are_counted_by_the_paths_that_are_served_whatever_anybody_asks_for(running: Running) -> None:
+    key = {"authorization": f"Bearer {KEY}"}
+    for name in ("no-such", "sk-typed-by-mistake"):
+        asked = [httpx.get(f"{running.url}/v1/models/{name}", headers=h, trust_env=False) for h in (key, {})]
+        assert [answer.status_code for answer in asked] == [404, 401]
+    rows = httpx.get(f"{running.url}/metrics", headers=key, trust_env=False).text.splitlines()
+    counted = [row for row in rows if row.startswith('trace_gateway_requests_total{path="/v1/models/')]
+    assert len(counted) == 2
+    assert all('{path="/v1/models/{name:path}"' in row and row.endswith(" 2.0") for row in counted)
