@@ -45,14 +45,11 @@ class TurnReader:
         """Take more ids; the text that may be shown now."""
         self._ids.extend(ids)
         text = self._text()
-        keep = len(text)
-        if text.endswith(BROKEN):
-            keep = len(text.rstrip(BROKEN))
-        keep = min(keep, self._sure(text))
+        sure, text = self._sure(text), text.rstrip(BROKEN)
+        keep = min(sure, len(text))
         if not self.stopped:
-            # The beginning of a stop text may be all that has come of it.
-            partial = (n for s in self._stop for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
-            keep = min(keep, len(text) - next(partial, 0))
+            # The beginning of a stop text may be all that has come of it: the longest one of any.
+            keep = min(keep, len(text) - max((_overlap(text, s) for s in self._stop), default=0))
         if keep <= self._shown:
             return ""
         fresh, self._shown = text[self._shown : keep], keep
@@ -110,4 +107,9 @@ class TurnReader:
         at = text.find(TAG)
         if at >= 0:
             return at
-        return len(text) - next((n for n in range(len(TAG) - 1, 0, -1) if text.endswith(TAG[:n])), 0)
+        return len(text) - _overlap(text, TAG)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`, which goes on."""
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)

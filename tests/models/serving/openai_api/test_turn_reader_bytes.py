@@ -33,6 +33,27 @@ def test_text_read_id_by_id_is_what_all_ids_spell(name: str, said: list[str | in
     assert told + reader.finish()[1] == renderer.text_of(ids)
 
 
+@pytest.mark.parametrize(
+    ("stop", "text", "content"),
+    [
+        (("\n\n", "\n###\n\n"), "Hello\n###\n\nmore", "Hello"),
+        (("\n---", "Q:\nUser:"), "Fine. Q:\nUser: more", "Fine. "),
+        (("Erklärung：结果",), "Gut. Erklärung：结果 ja", "Gut. "),
+        (("é漢x",), "Fine. é漢y", "Fine. é漢y"),
+    ],
+)
+def test_a_stream_shows_nothing_of_a_stop_text(stop: tuple[str, ...], text: str, content: str) -> None:
+    """Also where another one begins at its end, and while the bytes of a character in it are still to come."""
+    renderer = RENDERERS["chatml_tokenizer"]
+    reader, told = TurnReader(renderer, stop=stop), ""
+    for one in renderer.text_ids(text):
+        told += reader.feed([one])
+        if reader.stopped:
+            break
+    action, rest = reader.finish()
+    assert (told + rest, action.content) == (content, content)
+
+
 def test_a_long_turn_is_not_spelled_anew_for_each_of_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = RENDERERS["chatml_tokenizer"]
     spelled: list[int] = []
