@@ -25,7 +25,8 @@ from models.serving.upstreams.contract import TokenEngine, Upstream
 from models.serving.upstreams.http import HttpTokens, HttpUpstream
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import LONGEST, RenderedUpstream
-from settings import Settings, load_settings
+from settings import MachineSettings, Settings, load_settings
+from settings_parts import PolicySettings
 from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.releases.lookup import served_round, set_target
 from tasks.round.registry import open_registry
@@ -60,10 +61,17 @@ class NoRound(ConfigurationError):
     """A home has nothing to serve, yet."""
 
 
+class _SaidSettings(MachineSettings):
+    """What `trace.toml` and the environment say of the policy themselves: no profile's values stand in for the rest."""
+
+    policy: PolicySettings = PolicySettings()
+
+
 def serving_settings(home: Path | None, target: str | None, release: int = 0) -> tuple[Settings, Store]:
     """The settings of the round that made what is to be served (of `target`, else of the target that is set, else of
-    the newest round's), and the home's store: what was trained is what is served. Raises `NoRound` for a home without
-    a round, `StoreError` for a `release` that it does not have."""
+    the newest round's), and the home's store: what was trained is what is served. `policy.backend` is the round's, too,
+    unless file or environment say another themselves. Raises `NoRound` for a home without a round, `StoreError` for a
+    `release` that it does not have."""
     settings = load_settings(home=home, target=target)
     try:
         check_there(settings.database_url)
@@ -78,7 +86,9 @@ def serving_settings(home: Path | None, target: str | None, release: int = 0) ->
     wanted = release_numbered(store, row.target, release) if release else live_release(store, row.target)
     made = _round_of(store, wanted) or row
     where = {name: getattr(settings, name) for name in ("home", "files", "database", "tracking")}
-    return load_settings(**{**made.config, **where}), store
+    said = _SaidSettings().policy.model_dump(include={"backend"}, exclude_unset=True)
+    policy = {**made.config.get("policy", {}), **said}
+    return load_settings(**{**made.config, **where, "policy": policy}), store
 
 
 def _round_of(store: Store, release: ReleaseRow | None) -> Round | None:

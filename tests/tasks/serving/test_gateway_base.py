@@ -1,4 +1,5 @@
-"""Where the gateway's own base lies: on the GPU where it answers, in the machine's memory where servers do."""
+"""Who answers behind the gateway, and where its own base lies: on the GPU where it answers, in the machine's memory
+where servers do."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from db import open_store
 from models.serving.gateway.settings import GatewaySettings
 from settings import load_settings
 from tasks.serving import gateway
-from tasks.serving.gateway import Serving, build_gateway
+from tasks.serving.gateway import Serving, build_gateway, serving_settings
 
 
 class Loaded(Exception):
@@ -37,3 +39,23 @@ def test_a_base_that_only_routes_stays_off_the_gpu_that_a_server_fills(
     with pytest.raises(Loaded):
         build_gateway(settings, store, Serving(servers=servers), GatewaySettings())
     assert given == [{"host": host}]
+
+
+@pytest.mark.parametrize("trained", ["local", "vllm"])
+def test_the_backend_of_the_round_serves_unless_file_or_environment_name_another(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, trained: str
+) -> None:
+    def served() -> str:
+        settings, store = serving_settings(settings_folder, None)
+        store.close()
+        return settings.policy.backend
+
+    made = load_settings(home=settings_folder, policy={"backend": trained})
+    with open_store(made.database_url) as store:
+        store.start_round("shop", "d", 0, "laptop", made.identity())
+    assert served() == trained
+    monkeypatch.setenv("TRACE_PROFILE", "gpu")  # which is not a word about this round
+    assert served() == trained
+    for wanted in ("local", "vllm"):
+        monkeypatch.setenv("TRACE_POLICY__BACKEND", wanted)
+        assert served() == wanted
