@@ -45,8 +45,18 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "bad_words": (None, []),
     "allowed_token_ids": (None,),
     "use_beam_search": (None, False),
+    "length_penalty": (None, 1),
+    "prompt_logprobs": (None,),
+    "include_stop_str_in_output": (None, False),
+    "truncate_prompt_tokens": (None,),
+    # And of how a server renders the prompt.
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
     # Its options of a form that the answer must have, by today's name and by earlier ones.
     "structured_outputs": (None, {}),
+    "structural_tag": (None,),
     **{f"guided_{kind}": (None,) for kind in ("json", "regex", "choice", "grammar")},
     "functions": (None, []),
     "function_call": (None, "auto", "none"),
@@ -314,9 +324,11 @@ def refuse_unsupported(asked: ChatRequest) -> None:
     """Raises `ApiError` for what cannot be done where the gateway renders the prompt and reads the answer, whoever
     samples it; a server that gets the request as it came decides for itself."""
     here = "where the gateway renders the prompt"
-    for name, nothing in REFUSED.items():
-        if asked.body.get(name) not in nothing:
-            raise ApiError(400, f"{name} is not supported {here}; leave it out", param=name)
+    wanted = [name for name, nothing in REFUSED.items() if asked.body.get(name) not in nothing]
+    if not asked.chat and not isinstance(asked.body.get("logprobs"), bool | None):  # 0 asks for the sampled tokens'
+        wanted.append("logprobs")
+    if wanted:
+        raise ApiError(400, f"{wanted[0]} is not supported {here}; leave it out", param=wanted[0])
     if asked.body.get("tool_choice") not in (None, "auto", "none"):
         raise ApiError(400, f"tool_choice can be auto or none {here}", param="tool_choice")
     kind = asked.body.get("response_format")

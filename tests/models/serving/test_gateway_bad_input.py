@@ -16,7 +16,7 @@ from errors import ConfigurationError
 from models.serving.gateway.keys import Keys
 from models.serving.gateway.settings import check_host
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import parse_chat, refuse_unsupported, to_messages
+from models.serving.openai_api.requests import parse_chat, parse_completion, refuse_unsupported, to_messages
 from tests.models.serving.gateway_running import KEY, Running, built, error, run
 from tests.models.serving.gateway_servers import Stub, serving
 
@@ -129,11 +129,23 @@ def test_what_a_client_asks_for_in_vain_is_refused_by_name_where_prompts_are_ren
         ("structured_outputs", {"regex": "a+"}, {}),
         ("stop_token_ids", [7], []),
         ("min_tokens", 5, 0),
+        ("prompt_logprobs", 0, None),
+        ("include_stop_str_in_output", True, False),
+        ("truncate_prompt_tokens", 5, None),
+        ("length_penalty", 2, 1.0),
+        ("chat_template_kwargs", {"enable_thinking": False}, {}),
+        ("continue_final_message", True, False),
+        ("structural_tag", "{}", None),
     ):
         with pytest.raises(ApiError, match=f"^{name} is not supported where the gateway renders") as refused:
             refuse_unsupported(parse_chat({**body, name: asked}))
         assert (refused.value.status, refused.value.param) == (400, name)
         refuse_unsupported(parse_chat({**body, name: nothing}))
+    refuse_unsupported(parse_chat({**body, "logprobs": False, "top_logprobs": 0}))
+    for count in (0, 1):  # of a text completion: the sampled tokens' own, and as many others
+        with pytest.raises(ApiError, match=r"^logprobs is not supported"):
+            refuse_unsupported(parse_completion({"model": "trace", "prompt": "x", "logprobs": count}))
+    refuse_unsupported(parse_completion({"model": "trace", "prompt": "x", "logprobs": False}))
     for asked in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "json_object"):
         with pytest.raises(ApiError, match=r"^response_format can be text only"):
             refuse_unsupported(parse_chat({**body, "response_format": asked}))
