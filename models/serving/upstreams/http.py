@@ -23,10 +23,10 @@ from environments.contract import Prompt, canonical_json
 from errors import ConfigurationError
 from models.policy import Generation, Request
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import DONE, ROLES, Usage
+from models.serving.openai_api.requests import DONE, ROLES
 from models.serving.upstreams.contract import DEADLINE, AdapterGone, HoldersAway, Replica, Turn
 from models.serving.upstreams.refusals import BROKEN_OFF, check_model, part_of, problem_of, refusal_of
-from models.serving.upstreams.stream_usage import StreamUsage, usage_of
+from models.serving.upstreams.stream_usage import StreamUsage, whole_usage
 from models.vllm.balance import Balance
 from models.vllm.server import address_of, body_of
 
@@ -193,7 +193,7 @@ class HttpUpstream:
         choice = (body.get("choices") or [{}])[0]
         turn.heard.message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
         turn.heard.finish = str(choice.get("finish_reason"))
-        turn.heard.usage = usage_of(body) or Usage()
+        turn.heard.usage = whole_usage(body, len(content))
         return body | {"model": turn.name}
 
     async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:

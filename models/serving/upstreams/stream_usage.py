@@ -1,13 +1,15 @@
-"""The tokens of a stream that a server sends, part by part: a client may leave before the server has told their sum.
+"""The tokens of an answer that a server sends: of a stream part by part, as a client may leave before the server has
+told their sum, and of one that comes whole.
 
 A server is asked to count as it goes (vLLM's `stream_options.continuous_usage_stats`), so that each part says what
 was read and sampled up to it. One that counts only at the end, or never, is counted here as well as it can be: each
 part with anything in it is a token, and the prompt has one for every four bytes of the request. Its own sum, where it
-comes, replaces that.
+comes, replaces that. A whole answer without a count has a token for every four bytes, too.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +27,23 @@ def usage_of(body: Mapping[str, Any]) -> Usage | None:
     if not usage or not isinstance(usage, Mapping):
         return None
     return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))
+
+
+def whole_usage(body: Mapping[str, Any], size: int) -> Usage:
+    """The tokens of an answer that came whole to a request of `size` bytes: what the server says of them, and else what
+    they come to by their bytes."""
+    told, prompt = usage_of(body), size // BYTES_A_TOKEN
+    if told is not None:
+        return Usage(told.prompt or prompt, told.completion)
+    return Usage(prompt, sum(map(_bytes_said, body.get("choices") or ())) // BYTES_A_TOKEN)
+
+
+def _bytes_said(choice: Mapping[str, Any]) -> int:
+    """Bytes of an answer's text, thoughts and calls."""
+    message = choice.get("message") or {"text": choice.get("text")}
+    said = [value for name, value in message.items() if name != "role" and value]
+    texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in said)
+    return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 def _count(told: Any) -> int:

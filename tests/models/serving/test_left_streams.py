@@ -1,5 +1,6 @@
 """A stream that does not come to its end is charged for what came of it, as exactly as the server behind it counts; it
-is no answer, whether its client left or the server behind it failed."""
+is no answer, whether its client left or the server behind it failed. What no server counts is charged as well as it can
+be counted here."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from models.serving.upstreams.contract import Replica, Turn
 from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers, _hear
 from models.serving.upstreams.refusals import part_of
 from models.serving.upstreams.rendered import RenderedUpstream
-from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage, usage_of
+from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage, usage_of, whole_usage
 from tests.models.serving.gateway_running import KEY, Running, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
 
@@ -203,6 +204,28 @@ def test_a_sum_that_comes_with_the_last_part_is_no_count_on_the_way() -> None:
     usage.add(part("a"))
     assert usage.add(part("", told=4, finish_reason="stop")) == Usage(9, 4)
     assert not usage.running
+
+
+@pytest.mark.parametrize(
+    ("answer", "counted"),
+    [
+        ({"choices": [{"text": "after x"}]}, Usage(100, 1)),
+        ({"choices": [{"message": {"role": "assistant", "content": "漢字" * 4}}] * 2, "usage": None}, Usage(100, 12)),
+        ({"choices": [{"message": {"content": None, "tool_calls": [{"id": "c", "n": 7}]}}]}, Usage(100, 5)),
+        ({"choices": [{"text": "after x"}], "usage": {"completion_tokens": 2}}, Usage(100, 2)),
+        ({"choices": [{"text": "after x"}], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}, Usage(9, 2)),
+    ],
+)
+def test_a_whole_answer_that_a_server_does_not_count_costs_its_bytes(answer: dict[str, Any], counted: Usage) -> None:
+    assert whole_usage(answer, 400) == counted
+
+
+def test_an_answer_without_a_count_uses_the_quota(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[anna]\nkey = "{KEY}"\ntokens_per_day = 8\n')
+    body = {"model": "stub-base", "prompt": "word " * 200}
+    with run(keys=Keys(file=file)) as running:
+        assert [running.post(body, "/v1/completions").status_code for _ in range(2)] == [200, 429]
 
 
 @pytest.mark.parametrize("odd", [-5, "many", 1.5, None, [3], {"a": 1}])
