@@ -33,7 +33,8 @@ from models.serving.fleet.releases import Generation, Standing
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
-from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpUpstream
+from models.serving.upstreams.pool import Pool, Servers
 
 NAME = "refund_payment@v1-0123abcd"
 BODY: dict[str, object] = {

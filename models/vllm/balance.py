@@ -5,7 +5,7 @@ new session goes to the server with the fewest requests under way. Each server h
 in a row, or at once where nobody is there, it gets no requests, until it was tried again.
 
 One event loop uses it; nothing here waits or asks. Rollouts (`models/vllm/turns.py`) and the gateway
-(`models/serving/upstreams/http.py`) share it. The circuit-breaker libraries wrap the call: they say yes or no to one
+(`models/serving/upstreams/pool.py`) share it. The circuit-breaker libraries wrap the call: they say yes or no to one
 server, and neither choose among several nor hold back a server until its adapters are proven.
 """
 

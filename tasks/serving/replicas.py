@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from errors import ConfigurationError, ProviderError
 from models.serving.fleet.hosts import LOOK_SECONDS, WORK_SECONDS, Host, VllmHost
-from models.serving.upstreams.http import Pool, Servers
+from models.serving.upstreams.pool import Pool, Servers
 from models.vllm.server import VllmServer
 from settings import Settings
 from tasks.round.policies import open_servers

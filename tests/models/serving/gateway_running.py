@@ -18,7 +18,8 @@ from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.keys import Keys
 from models.serving.gateway.settings import GatewaySettings
-from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpUpstream
+from models.serving.upstreams.pool import Pool, Servers
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 
 KEY = "a-key-of-enough-length"

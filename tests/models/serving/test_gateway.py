@@ -23,16 +23,13 @@ from models.router.router import Router
 from models.serving.fleet.lifecycle import AdapterState
 from models.serving.gateway.conversations import RouteBook
 from models.serving.gateway.settings import Preset
-from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpUpstream
+from models.serving.upstreams.pool import Pool, Servers
 from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run, signed
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "refund", "parameters": {"type": "object", "properties": {"order": {"type": "integer"}}}},
-    }
-]
+REFUND = {"name": "refund", "parameters": {"type": "object", "properties": {"order": {"type": "integer"}}}}
+TOOLS = [{"type": "function", "function": REFUND}]
 
 
 @pytest.fixture

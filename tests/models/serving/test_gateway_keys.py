@@ -32,7 +32,8 @@ from models.serving.gateway.keys import DAY, OPEN, Keys, entry, most_tokens
 from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import parse_chat, parse_completion
-from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpUpstream
+from models.serving.upstreams.pool import Pool, Servers
 from models.serving.upstreams.rendered import RenderedUpstream
 from tests.models.serving.gateway_running import KEY, Running, built, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, serving

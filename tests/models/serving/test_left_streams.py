@@ -27,7 +27,8 @@ from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import Usage, event, parse_chat
 from models.serving.upstreams.contract import Replica, Turn
-from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers, _hear
+from models.serving.upstreams.http import HttpTokens, HttpUpstream, _hear
+from models.serving.upstreams.pool import Pool, Servers
 from models.serving.upstreams.refusals import part_of
 from models.serving.upstreams.rendered import RenderedUpstream
 from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage, usage_of, whole_usage

@@ -21,7 +21,8 @@ from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import event, parse_chat
-from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpTokens, HttpUpstream
+from models.serving.upstreams.pool import Pool, Servers
 from models.vllm.balance import FAILURES, FIRST_PAUSE, Balance
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import VllmServer

@@ -24,7 +24,7 @@ from errors import AdapterError, ConfigurationError, ContextOverflow, NotFinite,
 from models.adapters.files import adapter_digest
 from models.policy import PolicyIdentity, Request, Sampling, TokenPolicy
 from models.serving.upstreams.contract import Replica
-from models.serving.upstreams.http import Pool, Servers
+from models.serving.upstreams.pool import Pool, Servers
 from models.vllm import policy as vllm_policy
 from models.vllm import server as vllm_server
 from models.vllm.answers import ModelMissing, ServerAway

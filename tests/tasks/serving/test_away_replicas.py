@@ -18,7 +18,8 @@ from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import parse_chat
-from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpTokens, HttpUpstream
+from models.serving.upstreams.pool import Pool, Servers
 from models.vllm import server as vllm_server
 from models.vllm.answers import ServerAway
 from settings import Settings, load_settings

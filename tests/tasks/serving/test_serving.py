@@ -30,7 +30,8 @@ from models.router.first_observation import embed_openings, openings
 from models.router.router import Router
 from models.serving.fleet.lifecycle import RECONCILE_SECONDS
 from models.serving.gateway.settings import GatewaySettings
-from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.http import HttpUpstream
+from models.serving.upstreams.pool import Pool, Servers
 from settings import Settings, load_settings
 from tasks.measuring.policy_names import PolicyOptions, parse_policy
 from tasks.measuring.release_policy import load_release
