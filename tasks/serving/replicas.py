@@ -60,12 +60,24 @@ def open_replicas(settings: Settings, weights: str) -> Replicas:
                     f"server with --max-model-len {context}, or the gateway again"
                 )
             server.check_weights(weights)
-        except Exception:
-            pool.held.add(server.url)
+        except Exception as problem:
+            if isinstance(problem, ProviderError) and problem.transient:  # not yet, or not again
+                pool.lose(server.url)
+            else:
+                pool.held.add(server.url)
             raise
         pool.held.discard(server.url)
+        pool.unproven.discard(server.url)
 
-    hosts = [VllmHost(server, policy.server_folder, admit, server.url not in away) for server in servers]
+    quick = {server.url: server.limited(LOOK_SECONDS) for server in servers}
+
+    def prove(address: str) -> None:
+        """What a request waits for, so one that is still away is asked once."""
+        quick[address].models()
+        admit(quick[address])
+
+    pool.prove, folder = prove, policy.server_folder
+    hosts = [VllmHost(server, folder, admit, server.url not in away, pool.lose) for server in servers]
     return Replicas(pool, [*hosts], context)
 
 

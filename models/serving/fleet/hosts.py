@@ -33,8 +33,8 @@ class Host(Protocol):
 
 class VllmHost:
     """A vLLM server. `server_folder` says where the server sees the fleet's folder, if elsewhere than this process.
-    `admit` raises where the server that answers is not the one that is wanted; it is asked of one that was away, or is
-    not `admitted` from the beginning."""
+    `admit` raises where the server that answers is not the one that is wanted; it is asked of one that was away (`lost`
+    is told its address), that lists other bases than at the last look, or is not `admitted` from the beginning."""
 
     def __init__(
         self,
@@ -42,9 +42,11 @@ class VllmHost:
         server_folder: str = "",
         admit: Callable[[VllmServer], object] = bool,
         admitted: bool = True,
+        lost: Callable[[str], object] = bool,
     ) -> None:
         self.address, self.server_folder = server.url, server_folder
-        self._admit, self._admitted = admit, admitted
+        self._admit, self._admitted, self._lost = admit, admitted, lost
+        self._bases: set[ServedModel] | None = None
         self._looked, self._worked = server.limited(LOOK_SECONDS), server.limited(WORK_SECONDS)
         self._silent_until = float("-inf")
 
@@ -53,13 +55,18 @@ class VllmHost:
             return {name for name, model in self._asked(self._models).items() if model.parent}
         except ServerAway:  # who answers there next may be another
             self._admitted = False
+            self._lost(self.address)
             raise
 
     def _models(self) -> dict[str, ServedModel]:
-        if not self._admitted:
+        found = self._looked.models()
+        bases = {model for model in found.values() if not model.parent}
+        if not self._admitted or bases != (self._bases or bases):  # the weights' revision is the name of one
+            self._admitted = False
             self._admit(self._looked)
             self._admitted = True
-        return self._looked.models()
+        self._bases = bases
+        return found
 
     def load(self, name: str, digest: str, folder: Path) -> None:
         place = f"{self.server_folder.rstrip('/')}/{folder.name}" if self.server_folder else str(folder.resolve())

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 
-from errors import ConfigurationError
+from errors import ConfigurationError, TraceError
 from models.serving.openai_api.errors import ApiError
 from models.serving.upstreams.contract import DEADLINE, HoldersAway, Replica
 from models.serving.upstreams.refusals import BROKEN_OFF
 from models.vllm.balance import Balance
 from models.vllm.server import address_of
 
+logger = logging.getLogger("trace.models")
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
 # Shorter than the five seconds after which uvicorn, and so vLLM's server, closes an idle connection: a
@@ -45,14 +47,19 @@ class Servers:
 
 class Pool:
     """Connections to replicas; a conversation keeps to one while it answers (`Balance`). Used on one event loop, but
-    for `held`: the addresses of those that get no request, whether they answer or not, since their base is not known to
-    be the right one."""
+    for two sets of addresses, since who answers there may have another base. Those in `held` get no request, whether
+    they answer or not. Those in `unproven` were lost: before the next request each is asked, by `prove` in a thread,
+    whether it is the one that is wanted; it raises `TraceError` where not, or not yet (None: nobody asks)."""
+
+    prove: Callable[[str], object] | None = None
 
     def __init__(self, servers: Servers) -> None:
         self._headers, self.retries = servers.headers, 0
         self.addresses = tuple(self._headers)
         self._opened: aiohttp.ClientSession | None = None
-        self.balance, self.held = Balance(self.addresses), set[str]()
+        self.balance, self.held, self.unproven = Balance(self.addresses), set[str](), set[str]()
+        self._proving: dict[str, asyncio.Future[bool]] = {}
+        self._said = dict[str, str]()
         # When each last gave somebody an answer, or a part of one: servers that hang may still begin answers.
         self._heard = dict.fromkeys(self.addresses, float("-inf"))
 
@@ -88,10 +95,14 @@ class Pool:
             circuit.busy += 1
             try:
                 try:
+                    if address in self.unproven and not await self._proven(address):
+                        self.balance.open(address, opened)
+                        continue
                     response = await self._session.post(
                         f"{address}{path}", data=body, headers=JSON | self._headers[address], allow_redirects=False
                     )
                 except aiohttp.ClientConnectionError:
+                    self.lose(address)
                     self.balance.open(address, opened)
                     self.retries += bool(left)
                     continue
@@ -105,6 +116,7 @@ class Pool:
                 try:
                     yield address, response
                 except aiohttp.ClientError:
+                    self.lose(address)
                     raise ApiError(502, BROKEN_OFF) from None
                 except asyncio.CancelledError:
                     # An answer that has begun goes on bit by bit: it hangs when the latter half of its time had none.
@@ -124,6 +136,32 @@ class Pool:
         if asked.intersection(self.addresses) and not asked.union(self.held).issuperset(self.addresses):
             raise HoldersAway
         raise ApiError(503, "no server behind the gateway answers; ask again later")
+
+    def lose(self, address: str) -> None:
+        """Nobody was at an address, or a server broke off: who answers there next may be another."""
+        if self.prove is not None:
+            self.unproven.add(address)
+
+    async def _proven(self, address: str) -> bool:
+        """Whether a server that was lost is the one that is wanted. Requests that wait for this share one look."""
+        looking = self._proving.get(address)
+        if looking is None:
+            looking = self._proving[address] = asyncio.ensure_future(asyncio.to_thread(self._prove, address))
+            looking.add_done_callback(lambda _: self._proving.pop(address))
+        return await asyncio.shield(looking)
+
+    def _prove(self, address: str) -> bool:
+        try:
+            if self.prove is not None:
+                self.prove(address)
+        except TraceError as problem:
+            if self._said.get(address) != str(problem):
+                logger.warning("%s gets no request: %s", address, problem)
+            self._said[address] = str(problem)
+            return False
+        self._said.pop(address, None)
+        self.unproven.discard(address)
+        return True
 
     def _given_up(self, address: str, since: float, opened: int) -> None:
         """A wait for a server was cancelled: it has failed where time was up and nobody has heard of it `since`. One

@@ -27,9 +27,10 @@ from tasks.serving import replicas as replicas_opened
 from tasks.serving.replicas import Replicas, open_replicas
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
 from tests.models.serving.gateway_servers import Stub as EchoStub
-from tests.models.vllm_backend.vllm_stub import vllm_stub
+from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 
 WEIGHTS, NOBODY = "w1", "http://127.0.0.1:9"
+NONE_LEFT = "no server behind the gateway answers; ask again later"
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,11 @@ def answered(replicas: Replicas, times: int = 8, name: str = "session") -> list[
     found = asyncio.run(all_of_them())
     replicas.pool._opened = None  # the next has a loop of its own
     return found
+
+
+def turns_of(stub: Stub) -> int:
+    """How many of those turns it was asked for; the rest are checks."""
+    return sum(body["prompt"] == [1, 2] for body in stub.bodies)
 
 
 def looked_at(replicas: Replicas) -> dict[str, str]:
@@ -141,11 +147,50 @@ def test_one_that_comes_back_as_another_gets_no_request_until_it_is_the_one(
             setattr(other, name, value)
         assert said in looked_at(replicas)[first.url]
         assert said in looked_at(replicas)[first.url], "and it is looked at again"
-        assert answered(replicas, 1) == ["no server behind the gateway answers; ask again later"]
+        assert answered(replicas, 1) == [NONE_LEFT]
         assert [r.alive for r in asyncio.run(replicas.pool.replicas())] == [False]
         other.weights, other.context, other.raw_logprobs, other.no_logprobs = WEIGHTS, 64, False, False
         assert looked_at(replicas) == {first.url: ""}
         assert answered(replicas) == [""] * 8
+
+
+def test_one_that_was_started_again_with_other_weights_between_two_looks_gets_no_request_after_the_next(
+    settings_folder: Path,
+) -> None:
+    with vllm_stub() as first, vllm_stub() as again:
+        first.weights = again.weights = WEIGHTS
+        replicas = open_replicas(settings_for(settings_folder, first.url, again.url), WEIGHTS)
+        assert set(looked_at(replicas).values()) == {""}
+        again.weights, again.bodies[:] = "w2", []
+        assert "two models" in looked_at(replicas)[again.url]
+        assert replicas.pool.held == {again.url}
+        assert answered(replicas) == [""] * 8
+        assert turns_of(again) == 0
+        again.weights = WEIGHTS
+        assert set(looked_at(replicas).values()) == {""}
+        assert answered(replicas, name="new session") == [""] * 8
+        assert turns_of(again) > 0
+
+
+@pytest.mark.parametrize("seen", ["a look", "a request"])
+@pytest.mark.parametrize("weights", ["w2", WEIGHTS])
+def test_one_that_was_lost_is_proven_before_its_next_request(settings_folder: Path, seen: str, weights: str) -> None:
+    with vllm_stub() as gone:
+        gone.weights = WEIGHTS
+        port = int(gone.url.rpartition(":")[2])
+        replicas = open_replicas(settings_for(settings_folder, gone.url), WEIGHTS)
+        assert answered(replicas, 1) == [""]
+    if seen == "a look":
+        assert "no vLLM server answers" in looked_at(replicas)[gone.url]
+    else:
+        assert answered(replicas, 1) == [NONE_LEFT]
+    with vllm_stub(port) as back:
+        back.weights = weights
+        right = weights == WEIGHTS
+        assert answered(replicas, 2) == ["" if right else NONE_LEFT] * 2
+        assert turns_of(back) == (2 if right else 0)
+        assert (replicas.pool.unproven == set()) is right
+        assert replicas.pool.held == (set() if right else {back.url})
 
 
 def test_where_none_answers_or_one_is_another_it_does_not_start(settings_folder: Path) -> None:
