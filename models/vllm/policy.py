@@ -38,7 +38,7 @@ from models.vllm.turns import FATAL, Turns
 logger = logging.getLogger("trace.models")
 STALL_SECONDS = 60.0
 # In messages: what a server that comes back is compared with.
-BEFORE = "the servers before it was lost"
+BEFORE = "the servers at the beginning"
 T = TypeVar("T")
 
 
@@ -160,21 +160,30 @@ class VllmPolicy:
 
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
         """Load a PEFT folder (not to be changed afterwards) under a name that was never used, on every server in use,
-        and prove that it is the same adapter on all. Raises `AdapterError` for one that a server refuses or drops, and
-        `NotFinite` for one that has come apart."""
+        and prove that it is the same adapter on all. A server whose base is another than at the beginning is lost: it
+        was started again while no turn waited on it. Raises `AdapterError` for an adapter that a server refuses or
+        drops, and `NotFinite` for one that has come apart."""
         if name in self._adapters:
             raise AdapterError(f"adapter name {name!r} was used before; a server's caches need a new one")
         shared = self._shared(name, folder)
         with self._loading:
             try:
-                self.on_each(lambda server: server.load(name, self._seen(shared)))
-                scores = self.on_each(partial(probe, adapter=name))
+                scores = self.on_each(partial(self._loaded_on, name=name, path=self._seen(shared)))
                 figures = check_adapter(name, scores, self._base)
                 check_live(name, ", ".join(scores), figures, self._base, shared)
             except (AdapterError, ConfigurationError, NotFinite):
                 self._unload(name)  # from those that took it
                 raise
             self._use(name, Loaded(digest, shared, figures))
+
+    def _loaded_on(self, server: VllmServer, name: str, path: str) -> list[float]:
+        """The figures of an adapter that is loaded on a server now. Raises what loses one that has another base."""
+        try:
+            check_base({BEFORE: self._base, server.url: probe(server)})
+        except ConfigurationError as problem:
+            raise ProviderError(str(problem), transient=True) from problem
+        server.load(name, path)
+        return probe(server, name)
 
     def know_adapter(self, name: str, digest: str) -> None:
         """Sample with an adapter that another process has loaded on the servers and keeps there. This one has no

@@ -244,6 +244,22 @@ def test_a_replica_that_comes_back_with_other_weights_stays_out_and_is_told(
 
 
 @pytest.mark.usefixtures("_quick")
+def test_a_replica_that_was_started_again_while_it_was_idle_is_proven_before_its_next_adapter(
+    two: tuple[Stub, Stub], tmp_path: Path
+) -> None:
+    one, other = two
+    policy = opened(one.url, other.url)
+    one.moves["base"] = 0.5  # another model
+    policy.load_adapter("a@v1-1", "abc", tmp_path)
+    assert (one.names, other.names) == (set(), {"a@v1-1"})
+    assert len(policy.generate([turn(f"s{i}", "a@v1-1") for i in range(8)])) == 8
+    other.moves["base"] = 0.5
+    with pytest.raises(ProviderError, match=f"{other.url} serves another base than the servers at the beginning"):
+        policy.load_adapter("b@v1-1", "abc", tmp_path)
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
 def test_a_replica_that_is_away_at_the_start_is_left_out_and_none_is_an_error() -> None:
     with vllm_stub() as one:
         policy = opened("http://127.0.0.1:9", one.url)

@@ -248,7 +248,7 @@ def test_a_server_that_fails_at_an_adapter_and_its_base_is_to_blame(
     stub.torn = set()
     stub.failures = [500] * 4  # all tries of the turn: then the base answers, and so does the adapter
     assert policy.generate([turn("s", "a@v2-1")])[0].ids
-    stub.failures = [500] * 4
+    stub.failures = [0, *[500] * 4]  # the base is proven first
     policy.load_adapter("a@v3-1", "abc", tmp_path)
     stub.torn = {"base", "a@v1-1"}
     with pytest.raises(ProviderError, match="500") as raised:
