@@ -390,3 +390,9 @@ def test_an_absent_package_is_described_not_raised(monkeypatch: pytest.MonkeyPat
     assert all("make install-targets" in line.missing and not line.splits for line in describe())
     with pytest.raises(TargetError, match="install-targets"):
         load_target("bfcl:single")
+
+
+def test_an_integer_too_long_to_be_written_is_wrong_and_no_fault(target: SingleTarget) -> None:
+    (task,) = (t for split in SPLITS for t in target.tasks(split) if t.id == "parallel_multiple_4")
+    said = f'integral(function="x", a=1.0, b=5.0); derivative(function="x**2", x=0x{"F" * 3600})'
+    assert not play(target.environment(), task, lambda environment: Action(content=said)).success

@@ -73,9 +73,9 @@ def _judged(category: str, functions: Sequence[Any], reference: Sequence[Any], c
     check = _checker()  # what its import raises is no verdict on an answer
     try:
         found = check(list(functions), list(calls), list(reference), category)
-    except TOOL_ERRORS as error:  # BFCL's checker raises on some values of the wrong shape, which are wrong
+        return bool(found["valid"]), "" if found["valid"] else str(found["error"])
+    except TOOL_ERRORS as error:  # it raises on some values of the wrong shape, its error on integers of many digits
         return False, f"{type(error).__name__}: {error}"
-    return bool(found["valid"]), "" if found["valid"] else str(found["error"])
 
 
 def bfcl_verdict(item: Item, calls: Calls | None) -> tuple[bool, str]:
