@@ -46,7 +46,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def sqlite_url(file: Path) -> str:
     """The URL of a SQLite file, as SQLAlchemy reads it: a `?` in the path would end a plain one, and %41 be an A. The
-    rest stays as it is, for MLflow makes the folder that a URL names without reading it as one (an empty one then)."""
+    rest stays as it is, for MLflow makes the folder that a URL names without reading it as one (an empty one then).
+    Raises `ConfigurationError` for a path that is no UTF-8, as a URL has to be."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"the path of {str(file)!r} is no UTF-8, so no database can lie there; give another folder with --home"
+        ) from None
     return f"sqlite:///{str(file).replace('%', '%25').replace('?', '%3F')}"
 
 

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any, ParamSpec, TypeVar
 
 from environments.contract import Action, Environment, Message, Observation, TargetTask, ToolCall, canonical_json
+from environments.offered import can_be_said
 from environments.playing import take_turns
 from environments.sandbox.allowance import Allowance, TimeLimit
 from environments.sandbox.workers import SandboxLevel, WorkerNotStarted, choose_level
@@ -339,11 +340,8 @@ def parse_line(line: str, tools: Sequence[Mapping[str, Any]], step: int) -> Acti
         arguments = json.loads(rest or "{}")
     except ValueError:
         return Action(malformed=line)
-    return (
-        Action(tool_calls=(ToolCall(name, arguments, f"call_{step}"),))
-        if isinstance(arguments, dict)
-        else Action(malformed=line)
-    )
+    call = Action(tool_calls=(ToolCall(name, arguments, f"call_{step}"),)) if isinstance(arguments, dict) else None
+    return call if call is not None and can_be_said(call) else Action(malformed=line)  # a number that is none
 
 
 def _signature(parameters: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import AsJson, Commands, Home, printed
+from flows.cli.options import AsJson, Commands, Home, printed, told
 from flows.cli.ready import open_home
 
 Key = Annotated[str, typer.Argument(help="How the hash of its code begins, as list shows it.")]
@@ -61,7 +61,7 @@ def validate(key: Key, home: Home = None) -> None:
     from environments.synthesized.module_files import validate_module, verdict_lines
 
     verdict = validate_module(_entry(key, home).code)
-    typer.echo("\n".join(verdict_lines(verdict)))
+    told("\n".join(verdict_lines(verdict)))
     if not verdict.accepted:
         raise typer.Exit(1)
 
@@ -74,7 +74,7 @@ def play(key: Key, seed: Seed = 0, level: Level = 0, home: Home = None) -> None:
 
     module: Any = SandboxedModule(_entry(key, home).code)
     try:
-        play_by_hand(module.environment(), module.scenario(seed, level), input, typer.echo)
+        play_by_hand(module.environment(), module.scenario(seed, level), input, told)
     finally:
         module.close()
 

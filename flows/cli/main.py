@@ -23,6 +23,7 @@ from flows.cli.rounds import add_rounds
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
 from models.telemetry.logs import VARIABLE, configure
+from models.telemetry.terminal import written_out
 
 # Quiet and offline by default; set before the libraries that read them are imported.
 QUIET = {
@@ -120,7 +121,11 @@ def spin_briefly(environ: MutableMapping[str, str]) -> None:
 def main() -> None:
     """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
     prepare(os.environ)
-    sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
+    try:
+        sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
+    except FileNotFoundError:
+        typer.echo("error (files): the working folder was removed; change into one that is there", err=True)
+        raise SystemExit(2) from None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a dash that a terminal cannot show must not end a round in an error
             stream.reconfigure(errors="replace")
@@ -128,7 +133,7 @@ def main() -> None:
     try:
         app()
     except TraceError as problem:
-        typer.echo(f"error ({problem.boundary}): {problem}", err=True)
+        typer.echo(f"error ({problem.boundary}): {written_out(str(problem))}", err=True)
         raise SystemExit(2) from None
     except OSError as problem:
         if problem.errno in UNREACHABLE and problem.filename is not None:

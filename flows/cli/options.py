@@ -57,6 +57,11 @@ def result_alone() -> Iterator[None]:
         yield
 
 
+def told(text: str) -> None:
+    """Print what models or their code may have said, with what would steer a terminal written out."""
+    typer.echo(written_out(text))
+
+
 def printed(value: Any, as_json: bool, text: str) -> None:
     """Print a result: as JSON for a program, else its text, with what would steer a terminal written out."""
     typer.echo(json.dumps(value, indent=1, default=str) if as_json else written_out(text))

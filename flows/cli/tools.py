@@ -10,7 +10,7 @@ import typer
 
 from flows.cli.evaluate import evaluate
 from flows.cli.methods import compare_methods
-from flows.cli.options import AsJson, Base, Home, printed
+from flows.cli.options import AsJson, Base, Home, printed, told
 
 WHAT = "release@N (or N; 0: the bare base), capability@vN, an evaluation's id, or a .csv or .jsonl file of outcomes."
 
@@ -62,7 +62,7 @@ def play(
 
     module: Any = load_module(environment)
     try:
-        play_by_hand(module.environment(), module.scenario(seed, level), input, typer.echo)
+        play_by_hand(module.environment(), module.scenario(seed, level), input, told)
     finally:
         module.close()
 
@@ -72,7 +72,7 @@ def validate(environment: Annotated[Path, typer.Argument(help="A written environ
     from environments.synthesized.module_files import validate_file, verdict_lines
 
     verdict = validate_file(environment)
-    typer.echo("\n".join(verdict_lines(verdict)))
+    told("\n".join(verdict_lines(verdict)))
     if not verdict.accepted:
         raise typer.Exit(1)
 

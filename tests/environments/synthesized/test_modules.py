@@ -13,7 +13,14 @@ from environments.contract import Action, Environment, ToolCall
 from environments.sandbox.confinement import SPAWNER
 from environments.sandbox.workers import SandboxLimits
 from environments.synthesized import module_files
-from environments.synthesized.module_files import load_module, play_by_hand, save_module, validate_file, validate_module
+from environments.synthesized.module_files import (
+    load_module,
+    parse_line,
+    play_by_hand,
+    save_module,
+    validate_file,
+    validate_module,
+)
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.static_checks import static_faults
 from environments.validation.checks import Limits, ValidationVerdict
@@ -194,6 +201,11 @@ def test_by_hand_the_answer_to_the_last_action_is_shown(module):
     play_by_hand(environment, module.scenario(0), lambda _: "get_order {", written.append)
     answers = [line for line in written if "could not be parsed" in line]
     assert len(answers) == environment.max_steps
+
+
+@pytest.mark.parametrize("line", ["get_order {", 'get_order {"order": NaN}', "get_order [1]"])
+def test_a_line_that_is_no_call_is_malformed(line: str) -> None:
+    assert parse_line(line, [{"function": {"name": "get_order"}}], 1) == Action(malformed=line)
 
 
 @pytest.mark.parametrize(
