@@ -76,6 +76,11 @@ class TrainingSettings:
         return {name: value for name, value in asdict(self).items() if name != "judged" or not value}
 
 
+def step_seed(seed: int, step: int) -> int:
+    """The seed of the episodes of a step (from 0) of a training with this `seed`; they are stored with it."""
+    return seed * 100_003 + step
+
+
 @dataclass(frozen=True)
 class GroupFigures:
     """What the rollouts of one scenario came to: `own` when the scenario needs the capability (a retention scenario

@@ -22,7 +22,7 @@ from models.local.kv_cache import common_prefix
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
-from models.training.records import Allowed, Dialled, GroupFigures, TrainingSettings, come_apart, levels_of
+from models.training.records import Allowed, Dialled, GroupFigures, TrainingSettings, come_apart, levels_of, step_seed
 from models.training.trl_trainer import EpisodeGRPO, trl_rows
 
 logger = logging.getLogger("trace.models")
@@ -179,7 +179,7 @@ class Rollouts:
         return self.environments.scenario(scenario_seed(self.settings.seed, step, place))
 
     def _seed(self, step: int) -> int:
-        return self.settings.seed * 100_003 + step
+        return step_seed(self.settings.seed, step)
 
     @property
     def decoder(self) -> Any:

@@ -14,11 +14,13 @@ from typing import Any
 
 import pandas as pd
 
-from db import CapabilityRow, LabelRow, SelectionRow, Store
+from db import AdapterRow, CapabilityRow, LabelRow, SelectionRow, Store
 from environments.picking import in_turn
+from models.training.records import step_seed
 from tasks.episodes.shown import Hide, ShownEpisode, evenly, shown_episode
 from tasks.mining.labels import LACKING
 from tasks.round.results import EvaluateResult, RolloutResult, TestResult
+from tasks.round.rollouts import round_seed
 from tasks.round.stored import StoredRound
 
 # Groups of one page, episodes of one group, and of a diagnosis page the failures that are shown for each capability.
@@ -76,7 +78,8 @@ def training_groups(
     frame = store.trajectory_frame(round_id, purpose="training", adapter_id=adapter, columns=_COLUMNS)
     if frame.empty:
         return Groups()
-    first = int(frame["seed"].min())  # every step has a seed of its own, one above that of the step before
+    # The least seed that is stored may be a later step's: what calibration has played can fill the first.
+    first = step_seed(_seed_of(store, round_id, adapter), 0)
     groups = [(int(seed) - first + 1, str(task), part) for (seed, task), part in frame.groupby(["seed", "task_id"])]
     chosen = [groups[i] for i in evenly(len(groups), most)]
     rows = _read(store, (i for *_, part in chosen for i in _spread(part, each)))
@@ -184,6 +187,13 @@ def compared_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) ->
         for task, trial in chosen
     ]
     return Groups(tuple(shown_groups), len(pairs))
+
+
+def _seed_of(store: Store, round_id: str, adapter: str) -> int:
+    """The seed of an adapter's training: as its row has it, or else as every training of its round has it: the row of a
+    generalist whose practice was not kept tells of what it had learnt before."""
+    row, at = store.row(AdapterRow, id=adapter), store.round(round_id)
+    return int(row.config["seed"]) if row and "seed" in row.config else round_seed(at.seed, at.number)
 
 
 def _sides(tested: EvaluateResult) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ from db import TrainingStepRow, row_id
 from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from tasks import train as stage_file
+from tasks.episodes.groups import training_groups
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.synthesis.calibration import calibration_tasks, measure
@@ -120,6 +121,8 @@ def test_a_training_begins_with_what_calibration_played(context: Context) -> Non
     assert first.metrics["grad_norm"] > 0, "they were learnt from"
     assert first.logprob_gap == pytest.approx(0.0, abs=1e-4), "the weights that are trained have played them"
     assert all(step.metrics["played"] > first.metrics["played"] for step in others)
+    shown = training_groups(context.store, context.round.id, adapter, str).groups
+    assert {g.step for g in shown} == ({2, 3} if share == 0 else {1, 2, 3}), "a first step that played nothing has none"
 
 
 @pytest.mark.parametrize("reason", ["weights", "size", "advice", "uncalibrated", "opening"])

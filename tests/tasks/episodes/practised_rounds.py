@@ -68,7 +68,7 @@ class Practised:
         )  # fmt: skip
         self.store.put(
             [AdapterRow(id=ADAPTER, round_id=self.round.id, capability_id=capability, base="tiny",
-                        state=AdapterState.TRAINED)]
+                        state=AdapterState.TRAINED, config={"seed": self.seed})]
         )  # fmt: skip
         self._diagnosed(capability)
         self._trained()
@@ -147,7 +147,7 @@ class Practised:
             for group in range(self.groups):
                 for trial in range(self.size):
                     self.episode(
-                        "policy", f"refund-{100 * step + group}", 700_021 + step, trial,
+                        "policy", f"refund-{100 * step + group}", 100_003 * self.seed + step, trial,
                         (trial % 4) / 3 if group else 0.0, purpose="training", environment=ENVIRONMENT,
                         split="generated", adapter_id=ADAPTER, group_id="hinted" if trial == 3 else None,
                     )  # fmt: skip
