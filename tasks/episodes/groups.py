@@ -25,7 +25,7 @@ from tasks.round.stored import StoredRound
 
 # Groups of one page, episodes of one group, and of a diagnosis page the failures that are shown for each capability.
 MOST_GROUPS, MOST_EPISODES, MOST_EVIDENCE = 24, 8, 4
-_COLUMNS = ["id", "task_id", "family", "seed", "trial", "reward", "success"]
+_COLUMNS = ["id", "task_id", "family", "seed", "trial", "reward", "success", "group_id"]
 
 
 class Outcome(StrEnum):
@@ -44,7 +44,8 @@ class Outcome(StrEnum):
 @dataclass(frozen=True)
 class Group:
     """Episodes that are read side by side. `title` is the task, `place` where in the round it stands (such as
-    `step 2`), `left_out` how many of its episodes are not shown. `mean` is the mean reward of all of them."""
+    `step 2`), `left_out` how many of its episodes are not shown. `outcome` and the `mean` reward are of all of
+    them, or in a training of those without advice."""
 
     key: str
     title: str
@@ -80,25 +81,34 @@ def training_groups(
         return Groups()
     # The least seed that is stored may be a later step's: what calibration has played can fill the first.
     first = step_seed(_seed_of(store, round_id, adapter), 0)
-    groups = [(int(seed) - first + 1, str(task), part) for (seed, task), part in frame.groupby(["seed", "task_id"])]
+    # Trials are numbered through a step, so a task that was drawn twice in it has groups of its own.
+    nth = frame["trial"] // _size_of(store, round_id, adapter, frame["trial"])
+    groups = []
+    drawn: Counter[tuple[int, str]] = Counter()
+    for (seed, task, _), part in frame.groupby(["seed", "task_id", nth]):
+        step = int(seed) - first + 1
+        drawn[step, task] += 1
+        at = f"s{step}" if drawn[step, task] == 1 else f"s{step}.{drawn[step, task]}"
+        groups.append((f"{at}-{task}", step, str(task), part))
     chosen = [groups[i] for i in evenly(len(groups), most)]
     rows = _read(store, (i for *_, part in chosen for i in _spread(part, each)))
     shown_groups = []
-    for step, task, part in chosen:
+    for key, step, task, part in chosen:
+        plain = part[part["group_id"].isna()]  # what was played with advice is in no figure
         shown = [rows[i] for i in _spread(part, each)]
         shown_groups.append(
             Group(
-                key=f"s{step}-{task}",
+                key=key,
                 title=task,
                 place=f"step {step}",
                 family=str(part["family"].iloc[0]),
-                outcome=_outcome(part["success"]),
+                outcome=_outcome(plain["success"]),
                 episodes=tuple(
                     shown_episode(r, hide, note="with advice" if r.group_id else "")
                     for r in sorted(shown, key=lambda r: r.trial)
                 ),
                 left_out=len(part) - len(shown),
-                mean=_mean(part["reward"]),
+                mean=_mean(plain["reward"]),
                 step=step,
             )
         )
@@ -194,6 +204,14 @@ def _seed_of(store: Store, round_id: str, adapter: str) -> int:
     generalist whose practice was not kept tells of what it had learnt before."""
     row, at = store.row(AdapterRow, id=adapter), store.round(round_id)
     return int(row.config["seed"]) if row and "seed" in row.config else round_seed(at.seed, at.number)
+
+
+def _size_of(store: Store, round_id: str, adapter: str, trials: pd.Series) -> int:
+    """How many episodes a group of an adapter's training has: as its row has it, or else as its round's settings. Where
+    neither does, all of these trials are of one group."""
+    row = store.row(AdapterRow, id=adapter)
+    told = (row.config if row else {}), store.round(round_id).config.get("train") or {}
+    return next((int(t["group_size"]) for t in told if t.get("group_size")), int(trials.max()) + 1)
 
 
 def _sides(tested: EvaluateResult) -> dict[str, list[str]]:

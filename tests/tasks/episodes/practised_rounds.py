@@ -68,7 +68,7 @@ class Practised:
         )  # fmt: skip
         self.store.put(
             [AdapterRow(id=ADAPTER, round_id=self.round.id, capability_id=capability, base="tiny",
-                        state=AdapterState.TRAINED, config={"seed": self.seed})]
+                        state=AdapterState.TRAINED, config={"seed": self.seed, "group_size": self.size})]
         )  # fmt: skip
         self._diagnosed(capability)
         self._trained()
@@ -149,7 +149,7 @@ class Practised:
                     self.episode(
                         "policy", f"refund-{100 * step + group}", 100_003 * self.seed + step, trial,
                         (trial % 4) / 3 if group else 0.0, purpose="training", environment=ENVIRONMENT,
-                        split="generated", adapter_id=ADAPTER, group_id="hinted" if trial == 3 else None,
+                        split="generated", adapter_id=ADAPTER, group_id="hinted" if trial == 2 else None,
                     )  # fmt: skip
         self.stage(SynthesizeResult(accepted=True, environment=ENVIRONMENT), CAPABILITY)
         trained = {"adapter": ADAPTER, "sha256": "", "steps": self.steps, "run": self.run}

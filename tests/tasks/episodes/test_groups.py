@@ -31,10 +31,28 @@ def test_groups_of_a_training_stand_in_the_order_of_its_steps(store: Store) -> N
     ]
     assert (found.total, found.left_out) == (4, 0)
     mixed = found.groups[1]
-    assert mixed.mean == 0.5
+    assert mixed.mean == 0.4444, "of those without advice"
     assert [e.reward for e in mixed.episodes] == [0.0, 1 / 3, 2 / 3, 1.0]
-    assert [e.note for e in mixed.episodes] == ["", "", "", "with advice"]
+    assert [e.note for e in mixed.episodes] == ["", "", "with advice", ""]
     assert mixed.episodes[0].turns[1].calls == ("refund(order=264)",)
+
+
+def test_a_task_that_a_step_drew_twice_has_two_groups(store: Store) -> None:
+    made = Practised(store, steps=0)
+    for trial in range(2 * made.size):  # numbered through the step
+        made.episode("p", "refund-9", 700_021, trial, float(trial >= made.size), purpose="training", adapter_id=ADAPTER)
+    found = training_groups(store, made.round.id, ADAPTER, str)
+    assert [(g.step, g.outcome, g.mean) for g in found.groups] == [(1, Outcome.NONE, 0.0), (1, Outcome.ALL, 1.0)]
+    assert (found.total, len({g.key for g in found.groups})) == (2, 2)
+
+
+def test_what_was_played_with_advice_is_shown_and_in_no_figure(store: Store) -> None:
+    made = Practised(store, steps=0)
+    for trial, advice in enumerate((None, None, None, "hinted")):
+        given = {"purpose": "training", "adapter_id": ADAPTER, "group_id": advice}
+        made.episode("p", "refund-9", 700_021, trial, 1.0 if advice else 0.0, **given)
+    (group,) = training_groups(store, made.round.id, ADAPTER, str).groups
+    assert (group.outcome, group.mean, len(group.episodes)) == (Outcome.NONE, 0.0, 4)
 
 
 def test_what_is_shown_of_a_training_is_bounded_and_says_what_is_not(store: Store) -> None:
