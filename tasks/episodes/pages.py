@@ -5,8 +5,8 @@
     runs/ROUND/episodes/train-CAPABILITY.html GRPO groups side by side
     runs/ROUND/episodes/test.html             before and after on the test split
 
-They are bounded: so many groups a page, episodes a group, turns an episode and characters a text, and each page says
-what it leaves out. Families and outcomes are chosen by style alone.
+They are bounded: so many groups a page, episodes a group, turns and checks an episode and characters a text, and each
+page says what it leaves out. Families and outcomes are chosen by style alone.
 """
 
 from __future__ import annotations

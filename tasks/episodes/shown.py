@@ -9,7 +9,8 @@ from typing import Any
 
 from db import TrajectoryRow
 
-# What is shown of one episode: turns (half from its beginning, half from its end), and characters of each text.
+# What is shown of one episode: turns (half from its beginning, half from its end), characters of each text, and checks
+# (those that failed first).
 MOST_TURNS, MOST_CHARACTERS = 24, 600
 MOST_CHECKS = 20
 # Takes what nobody may read out of a text.
@@ -39,8 +40,8 @@ class ShownCheck:
 @dataclass(frozen=True)
 class ShownEpisode:
     """One episode, cut to size. `title` says what played, or which trial it is; `note` anything else worth a word.
-    `left_out` counts turns that are not shown. `reward` and `success` are None for one lost to the infrastructure,
-    which `error` then tells. `seconds` is wall time, `tokens` what the policy sampled."""
+    `left_out` counts turns that are not shown, `checks_left_out` checks. `reward` and `success` are None for one lost
+    to the infrastructure, which `error` then tells. `seconds` is wall time, `tokens` what the policy sampled."""
 
     id: str
     title: str
@@ -50,6 +51,7 @@ class ShownEpisode:
     turns: tuple[ShownTurn, ...]
     checks: tuple[ShownCheck, ...]
     left_out: int = 0
+    checks_left_out: int = 0
     error: str = ""
     note: str = ""
     tokens: int = 0
@@ -76,6 +78,7 @@ def shown_episode(row: TrajectoryRow, hide: Hide, title: str = "", note: str = "
         turns=tuple(turns),
         checks=tuple(checks),
         left_out=over,
+        checks_left_out=len(row.checks) - len(checks),
         error=cut(hide(f"{row.error_boundary}: {row.error}"), MOST_CHARACTERS) if row.error_boundary else "",
         note=note,
         tokens=row.sampled_tokens,

@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from db import GENERALIST, CapabilityRow, SelectionRow, Store, open_store, row_id
+from db import GENERALIST, CapabilityRow, CheckRow, SelectionRow, Store, open_store, row_id
 from errors import StoreError
 from settings import Settings, load_settings
 from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
 from tasks.episodes.secrets import HIDDEN, secrets_of
+from tasks.episodes.shown import MOST_CHECKS
+from tasks.episodes.traces import trace_of
 from tasks.report import prefect_summary
 from tasks.reporting.figures import CapabilityFigures
 from tasks.reporting.lookup import EPISODES
-from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
+from tests.tasks.episodes.practised_rounds import ADAPTER, CAPABILITY, Practised
 
 BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
 
@@ -199,6 +201,18 @@ def test_a_page_never_passes_its_bytes_and_counts_what_it_leaves_out(store: Stor
     shown = cut.count('class="group"')
     assert 0 < shown < 16
     assert f"{shown} of 16 groups are shown; {16 - shown} are left out" in cut
+
+
+def test_checks_that_a_page_leaves_out_are_counted_and_those_missed_are_all_in_the_trace(store: Store) -> None:
+    made = Practised(store, steps=0)
+    checks = [CheckRow(f"call-{i:02}", CAPABILITY, True, False, "") for i in range(30)]
+    given = {"purpose": "training", "adapter_id": ADAPTER, "checks": checks}
+    row = store.trajectory(made.episode("p", "refund-9", 700_021, 0, 0.0, **given))
+    page = next(p for p in pages_of(made.stored, made.figures(), str) if p.title == CAPABILITY)
+    text = render_page(page, made.figures())
+    assert text.count('<li class="bad"') == MOST_CHECKS
+    assert "10 more checks are left out" in text
+    assert trace_of(row, page.groups.groups[0], CAPABILITY, str).outputs["checks missed"] == [c.name for c in checks]
 
 
 def test_keys_and_passwords_of_the_settings_are_on_no_page(
