@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ import jinja2
 from db import AdapterRow, Store
 from errors import StoreError
 from settings import Settings
-from tasks.episodes.groups import Group, Groups, compared_groups, diagnosis_groups, training_groups
+from tasks.episodes.groups import Groups, compared_groups, diagnosis_groups, training_groups
 from tasks.episodes.lineage import Lineage, lineages_of
 from tasks.episodes.secrets import hiding, without_secrets
 from tasks.episodes.shown import Hide
@@ -64,10 +65,12 @@ def write_pages(stored: StoredRound, figures: RoundFigures, folder: Path, hide: 
     place = folder / EPISODES
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
+    shown: dict[str, int] = {}
     for page in pages:
-        (place / page.file).write_text(render_page(page, figures), encoding="utf-8")
+        text, shown[page.file] = render_page(page, figures, MOST_BYTES)
+        (place / page.file).write_text(text, encoding="utf-8")
     index = place / INDEX
-    index.write_text(render_index(lineages_of(stored, figures, links), pages, figures), encoding="utf-8")
+    index.write_text(render_index(lineages_of(stored, figures, links), pages, shown, figures), encoding="utf-8")
     return index
 
 
@@ -122,11 +125,10 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", name.lower())[:80]
 
 
-def render_page(page: Page, figures: RoundFigures, most_bytes: int = MOST_BYTES) -> str:
-    """A page of groups as text, as many of them as `most_bytes` take."""
+def render_page(page: Page, figures: RoundFigures, most_bytes: int = MOST_BYTES) -> tuple[str, int]:
+    """A page of groups as text, as many of them as `most_bytes` take, and how many these are: one at least."""
     one = templates().get_template("group.html.j2")
     parts: list[str] = []
-    shown: list[Group] = []
     size = 0
     for group in page.groups.groups:
         part = one.render(g=group, families=page.families, outcomes=page.outcomes)
@@ -134,14 +136,14 @@ def render_page(page: Page, figures: RoundFigures, most_bytes: int = MOST_BYTES)
         if size > most_bytes and parts:
             break
         parts.append(part)
-        shown.append(group)
-    left_out = page.groups.total - len(shown)
-    return templates().get_template("groups.html.j2").render(page=page, f=figures, parts=parts, left_out=left_out)
+    left_out = page.groups.total - len(parts)
+    text = templates().get_template("groups.html.j2").render(page=page, f=figures, parts=parts, left_out=left_out)
+    return text, len(parts)
 
 
-def render_index(found: list[Lineage], pages: list[Page], figures: RoundFigures) -> str:
-    """The first page as text."""
-    return templates().get_template("index.html.j2").render(lineages=found, pages=pages, f=figures)
+def render_index(found: list[Lineage], pages: list[Page], shown: Mapping[str, int], figures: RoundFigures) -> str:
+    """The first page as text; `shown` says how many groups each page has, by its file."""
+    return templates().get_template("index.html.j2").render(lineages=found, pages=pages, shown=shown, f=figures)
 
 
 @cache

@@ -194,13 +194,26 @@ def test_pages_written_again_leave_none_of_those_before(store: Store, tmp_path: 
 def test_a_page_never_passes_its_bytes_and_counts_what_it_leaves_out(store: Store) -> None:
     made = Practised(store, steps=8)
     page = next(p for p in pages_of(made.stored, made.figures(), str) if p.title == CAPABILITY)
-    whole = render_page(page, made.figures())
+    whole, _ = render_page(page, made.figures())
     assert "16 of 16 groups are shown." in whole
-    cut = render_page(page, made.figures(), most_bytes=len(whole) // 3)
+    cut, shown = render_page(page, made.figures(), most_bytes=len(whole) // 3)
     assert len(cut) < len(whole) // 2
-    shown = cut.count('class="group"')
     assert 0 < shown < 16
+    assert cut.count('class="group"') == shown
     assert f"{shown} of 16 groups are shown; {16 - shown} are left out" in cut
+
+
+def test_the_index_says_how_many_groups_each_page_has(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.episodes.pages.MOST_BYTES", 6_000)
+    made = Practised(store, steps=8)
+    index = write_pages(made.stored, made.figures(), tmp_path, str)
+    page = (index.parent / f"train-{CAPABILITY}.html").read_text(encoding="utf-8")
+    shown = page.count('class="group"')
+    assert 0 < shown < 16
+    row = index.read_text(encoding="utf-8").split(f'href="train-{CAPABILITY}.html">{CAPABILITY}<')[-1]
+    assert re.findall(r"<td>(\d+)</td>", row)[:2] == [str(shown), "16"]
 
 
 def test_checks_that_a_page_leaves_out_are_counted_and_those_missed_are_all_in_the_trace(store: Store) -> None:
@@ -209,7 +222,7 @@ def test_checks_that_a_page_leaves_out_are_counted_and_those_missed_are_all_in_t
     given = {"purpose": "training", "adapter_id": ADAPTER, "checks": checks}
     row = store.trajectory(made.episode("p", "refund-9", 700_021, 0, 0.0, **given))
     page = next(p for p in pages_of(made.stored, made.figures(), str) if p.title == CAPABILITY)
-    text = render_page(page, made.figures())
+    text, _ = render_page(page, made.figures())
     assert text.count('<li class="bad"') == MOST_CHECKS
     assert "10 more checks are left out" in text
     assert trace_of(row, page.groups.groups[0], CAPABILITY, str).outputs["checks missed"] == [c.name for c in checks]
