@@ -6,6 +6,7 @@ Episodes hold what a target and its tools say. That is not expected to be a key 
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from typing import Any
@@ -24,7 +25,7 @@ SHORTEST = 8
 
 
 def secrets_of(settings: Settings) -> list[str]:
-    """The keys and passwords of a round's settings, longest first."""
+    """The keys and passwords of a round's settings, also as JSON writes them, longest first."""
     models = settings.analyst.api_key_variable, settings.synthesizer.api_key_variable, settings.policy.api_key_env
     named = (*models, settings.unattended.webhook_variable)
     found = {os.environ.get(name, "") for name in named if name}
@@ -39,7 +40,15 @@ def secrets_of(settings: Settings) -> list[str]:
             asked.append(make_url(address).password or "")
         for password in (parts.password or "", *asked):
             found |= {password, unquote(password)}
-    return sorted((secret for secret in found if len(secret) >= SHORTEST), key=len, reverse=True)
+    return sorted(_as_written({secret for secret in found if len(secret) >= SHORTEST}), key=len, reverse=True)
+
+
+def _as_written(secrets: set[str]) -> set[str]:
+    """The secrets, and what becomes of them in a JSON document, which escapes quotes, backslashes and perhaps what is
+    not ASCII, and in one inside another: calls are shown as JSON, and what is called takes and gives such documents."""
+    for _ in range(2):
+        secrets = secrets | {json.dumps(s, ensure_ascii=escaped)[1:-1] for s in secrets for escaped in (False, True)}
+    return secrets
 
 
 def hiding(settings: Settings) -> Hide:

@@ -18,8 +18,8 @@ from db import GENERALIST, CapabilityRow, CheckRow, SelectionRow, Store, open_st
 from errors import StoreError
 from settings import Settings, load_settings
 from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
-from tasks.episodes.secrets import HIDDEN, secrets_of
-from tasks.episodes.shown import MOST_CHECKS
+from tasks.episodes.secrets import HIDDEN, hiding, secrets_of
+from tasks.episodes.shown import MOST_CHECKS, shown_episode
 from tasks.episodes.traces import trace_of
 from tasks.report import prefect_summary
 from tasks.reporting.figures import CapabilityFigures
@@ -263,6 +263,24 @@ def test_keys_and_passwords_of_the_settings_are_on_no_page(
     pages = (settings.folder / made.round.id / EPISODES).iterdir()
     text += "".join(page.read_text(encoding="utf-8") for page in pages)
     assert [s for s in secrets if s in text] == []
+
+
+def test_a_key_is_hidden_as_json_writes_it(
+    store: Store, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = 'pä"ss\\word-12345'
+    monkeypatch.setenv("ANALYST_KEY", key)
+    hide = hiding(load_settings(analyst={"api_key_variable": "ANALYST_KEY"}, home=settings_folder))
+    documents = [key, json.dumps({"key": key}), json.dumps({"key": key}, ensure_ascii=False)]
+    messages = [
+        *({"role": "tool", "content": text} for text in documents),
+        {"role": "assistant", "tool_calls": [{"name": "say", "arguments": {"it": text}} for text in documents]},
+    ]
+    row = store.trajectory(Practised(store, steps=0).episode("p", "leak-1", 1, 0, 1.0, messages=messages))
+    shown = shown_episode(row, hide)
+    texts = [text for turn in shown.turns for text in (turn.text, *turn.calls) if text]
+    assert len(texts) == 6
+    assert [text for text in texts if HIDDEN not in text or "word-12345" in text] == []
 
 
 def test_file_names_hold_no_way_out_of_the_folder() -> None:
