@@ -39,7 +39,7 @@ def trace_of(row: TrajectoryRow, group: Group, capability: str, hide: Hide) -> P
     """A stored episode as a trace: the turns in their order, a tool's answer below the call it answers."""
     shown = shown_episode(row, hide)
     first = next((t.text for t in shown.turns if t.role == "user"), "")
-    missed = sorted(c.name for c in row.checks if c.required and not c.passed)  # all of them: names are short
+    missed = sorted(hide(c.name) for c in row.checks if c.required and not c.passed)  # all of them: names are short
     tags = {
         "trajectory": row.id,
         "capability": capability,
