@@ -6,13 +6,14 @@ that it was run on, and its paired difference to the first.
 An argument is a folder of seeds' files (under `benchmarks/`, or any) and a method of them; the table calls it
 FOLDER:METHOD. Several folders, with commas between them, are one series: each has other seeds. The files must be of the
 same target, data, test tasks and base model; budget and settings may differ, and it is for the reader to say by what.
-Intervals and p-values are those of `trace-agent compare-methods`.
+Intervals and p-values are those of `trace-agent compare-methods`. `--only` and `--without` leave the tasks of some
+families: where a difference lies.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from errors import ConfigurationError
@@ -65,13 +66,41 @@ def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
     return [found[seed].model_copy(update=same) for seed in sorted(found)]
 
 
+def of_families(results: Sequence[SeedResult], only: Collection[str], without: Collection[str]) -> list[SeedResult]:
+    """The results on test tasks of the families `only` (none named: of all), without those of others.
+
+    Raises `ConfigurationError` for a family that no result has, and where no task is left."""
+    known = {family for result in results for family in result.families.values()}
+    if unknown := {*only, *without} - known:
+        raise ConfigurationError(f"no result has the family {min(unknown)!r}; name some of {', '.join(sorted(known))}")
+    kept = [
+        {t: f for t, f in result.families.items() if (not only or f in only) and f not in without} for result in results
+    ]
+    if not all(kept):
+        raise ConfigurationError("no task is left; name fewer families")
+    found = []
+    for result, families in zip(results, kept, strict=True):
+        methods = {
+            name: m.model_copy(
+                update={"outcomes": {t: m.outcomes[t] for t in families}, "capabilities": (), "rollouts": ()}
+            )
+            for name, m in result.methods.items()
+        }
+        found.append(result.model_copy(update={"families": families, "methods": methods}))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="+", metavar="FOLDER:METHOD", help="the first is what others are held against")
     parser.add_argument("--target", default="shop")
+    parser.add_argument("--only", default="", help="families whose tasks count, with commas between them")
+    parser.add_argument("--without", default="", help="families whose tasks do not count")
     given = parser.parse_args()
     try:
+        families = [[f for f in said.split(",") if f] for said in (given.only, given.without)]
         results = gathered(given.methods, given.target)
+        results = of_families(results, *families) if any(families) else results
         table = table_of(results)
     except ConfigurationError as problem:
         parser.error(f"{problem}; --target is {given.target}")

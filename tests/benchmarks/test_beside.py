@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.beside import gathered
+from benchmarks.beside import gathered, of_families
 from errors import ConfigurationError
 from tasks.comparison.results import path_of, write_result
+from tasks.comparison.table import table_of
 from tests.tasks.comparison.seed_files import figures, seed_result
 
 
@@ -45,6 +46,20 @@ def test_two_base_models_stand_in_no_table(
         write_result(path_of(second, "shop", seed), seed_result(seed, {"trace": figures(10)}, **changed))
     with pytest.raises(ConfigurationError, match=f"b:trace has another {what} than .*a:trace: "):
         gathered([f"{first}:trace", f"{second}:trace"], "shop")
+
+
+def test_a_difference_is_shown_where_it_lies(tmp_path: Path) -> None:
+    """The first twelve tasks of each method succeed, every third of them a refund."""
+    place = folder(tmp_path / "a", 1, 2, solved=12)
+    results = gathered([f"{place}:trace", f"{place}:base"], "shop")
+    alone, others = of_families(results, ["refund"], []), of_families(results, [], ["refund"])
+    assert [set(r.families.values()) for r in (*alone, *others)] == [{"refund"}] * 2 + [{"cancel", "move"}] * 2
+    assert [len(r.methods["trace"].outcomes) for r in (*alone, *others)] == [8, 8, 16, 16]
+    assert [row.success for row in table_of(alone).rows] == [0.5, 1 / 8], "of two tasks the base solves one such"
+    with pytest.raises(ConfigurationError, match=r"no result has the family 'sell'; name some of cancel, move, refund"):
+        of_families(results, ["sell"], [])
+    with pytest.raises(ConfigurationError, match="no task is left"):
+        of_families(results, ["refund"], ["refund"])
 
 
 def test_two_folders_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from benchmarks.beside import gathered
 from tasks.comparison.table import REFERENCE, Table, table_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SHOP, BFCL = "results/shop-practised,results/shop-drawn", "results/bfcl-held"
+SHOP, BFCL = "results/shop-practised,results/shop-drawn,results/shop-settled", "results/bfcl-held"
 NUMBER = re.compile(r"(< )?([+-]?\d[\d,]*(?:\.\d+)?)")
 # Each table's heading, target, and the folder of each method, TRACE's first.
 TABLES = {
