@@ -82,7 +82,11 @@ def of_families(results: Sequence[SeedResult], only: Collection[str], without: C
     for result, families in zip(results, kept, strict=True):
         methods = {
             name: m.model_copy(
-                update={"outcomes": {t: m.outcomes[t] for t in families}, "capabilities": (), "rollouts": ()}
+                update={
+                    "outcomes": {t: o for t, o in m.outcomes.items() if t in families},
+                    "capabilities": (),
+                    "rollouts": (),
+                }
             )
             for name, m in result.methods.items()
         }
