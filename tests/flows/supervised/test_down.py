@@ -40,7 +40,8 @@ def services(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Services
 @pytest.fixture
 def up(services: Services) -> Iterator[Callable[[], str]]:
     """Run `trace-agent up` to its end; what it says."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process has it ignored
     ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
 
     def run() -> str:
@@ -50,7 +51,8 @@ def up(services: Services) -> Iterator[Callable[[], str]]:
         return done.output
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_down_stops_services_that_are_starting(

@@ -89,9 +89,9 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     tasks = {t.id for t in run.context.tasks("test")}
     for name, figures in result.methods.items():
         assert set(figures.outcomes) == tasks, "every method is measured on the same tasks"
-        assert {len(trials) for trials in figures.outcomes.values()} == {1 if name in ("noop", "constant") else 2}
+        assert {len(trials) for trials in figures.outcomes.values()} == {2}
         assert len(figures.shift) == SHIFTED, "and on the same shift test"
-        assert {len(trials) for trials in figures.shift.values()} == {1 if name in ("noop", "constant") else 2}
+        assert {len(trials) for trials in figures.shift.values()} == {2}
         assert figures.episodes == sum(n for what, n in figures.purposes.items() if what != TEST) <= BUDGET
         # Behind another prompt the diagnosis is played once more.
         changed = not any("; 0 examples, instructions as they were" in note for note in figures.notes)
