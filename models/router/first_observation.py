@@ -17,8 +17,8 @@ import numpy as np
 
 from environments.contract import Environment, Message, Prompt, TargetTask
 from errors import ConfigurationError, EnvironmentFault, PolicyError, TargetError
-from models.episodes import Guarded
 from models.local.policy import LocalPolicy
+from models.opening import opened
 from models.renderer import Renderer
 
 # Decoder layers whose outputs are averaged, counted from 1, and the depth of the model that they were measured with. A
@@ -80,13 +80,9 @@ def openings_by_task(
 def _opened(
     make: Callable[[], Environment], renderer: Renderer, task: TargetTask, prompt: Prompt | None
 ) -> tuple[Opening, Prompt]:
-    environment = Guarded.made(make)
-    try:
-        first = environment.reset(task).messages
-        prompt = prompt or Prompt.of(environment)
-        return opening_of(prompt, renderer, first), prompt
-    finally:
-        environment.close()
+    shown, first = opened(make, task)
+    prompt = prompt or shown
+    return opening_of(prompt, renderer, first), prompt
 
 
 def layer_range(depth: int, layers: tuple[int, int] = LAYERS) -> tuple[int, int]:

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 import torch
 
-from environments.contract import Environment, Message, Prompt, TargetTask
+from environments.contract import Environment, Message, TargetTask
 from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
 from errors import NotFinite, TraceError, TrainingError
-from models.episodes import Episode, Guarded, Player, Trajectory
+from models.episodes import Episode, Player, Trajectory
 from models.local.kv_cache import common_prefix
+from models.opening import opened
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
@@ -321,12 +322,7 @@ class Rollouts:
         the scenario has by itself. One whose environment fails now is lost to it, as it would have been before."""
         task = played.episode.task
         try:
-            environment = Guarded.made(self.environments.environment)
-            try:
-                first = environment.reset(unadvised(task)).messages
-                prompt = Prompt.of(environment)
-            finally:
-                environment.close()
+            prompt, first = opened(self.environments.environment, unadvised(task))
         except TraceError as problem:
             return replace(played, score=None, error=str(problem), boundary=problem.boundary)
         plain = self.renderer.start(prompt, first)

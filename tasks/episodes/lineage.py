@@ -105,9 +105,7 @@ def _adapter(stored: StoredRound, c: CapabilityFigures, link: str) -> Card:
     trained = stored.found(TrainResult, c.name)
     if trained is None:
         return Card("adapter", "none was trained", reached=False)
-    steps = "step" if trained.steps == 1 else "steps"
-    made = f"{trained.steps} {steps} from {c.learnt}" if trained.learnt else f"{trained.steps} GRPO {steps}"
-    lines = [f"{made}, weights of step {trained.chosen}" if trained.chosen else trained.unused]
+    lines = [f"{trained.in_words(c.learnt)}, weights of step {trained.chosen}" if trained.chosen else trained.unused]
     if trained.before and not trained.learnt:
         lines.append(f"begun from {trained.began_from(c.name)} from {c.learnt}")
     if trained.starts:

@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from db import AdapterRow, SpendRow, Store, row_id
-from environments.contract import Prompt, Target, TargetTask, content_hash
+from environments.contract import Target, TargetTask, content_hash
 from environments.targets.third_party.adapter import MODEL_USER
 from errors import ConfigurationError, EnvironmentFault, TargetError
-from models.episodes import Episode, Guarded
+from models.episodes import Episode
+from models.opening import opened
 from models.policy import TokenPolicy
 from models.providers.litellm_client import missing_keys
 from models.providers.spending import SpendingCap, Spent
@@ -204,12 +205,8 @@ def check_context(spec: EvaluationSpec, loaded: LoadedPolicy) -> int:
 
 def _first_turn(spec: EvaluationSpec, loaded: LoadedPolicy, task: TargetTask) -> int:
     """Tokens of a task's first prompt, counted or estimated."""
-    environment = Guarded.made(spec.target.environment)
-    try:
-        first = environment.reset(task).messages
-        if isinstance(loaded.policy, TokenPolicy) and loaded.renderer is not None:
-            return len(loaded.renderer.start(Prompt.of(environment), first).ids)
-        texts = [environment.instructions, *(m.content for m in (*environment.examples, *first))]
-        return (sum(map(len, texts)) + len(json.dumps([dict(t) for t in environment.tools]))) // 4
-    finally:
-        environment.close()
+    prompt, first = opened(spec.target.environment, task)
+    if isinstance(loaded.policy, TokenPolicy) and loaded.renderer is not None:
+        return len(loaded.renderer.start(prompt, first).ids)
+    texts = [prompt.instructions, *(m.content for m in (*prompt.examples, *first))]
+    return (sum(map(len, texts)) + len(json.dumps([dict(t) for t in prompt.tools]))) // 4

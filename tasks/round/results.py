@@ -222,6 +222,11 @@ class TrainResult(StageResult):
     def goes_on(self) -> bool:
         return not self.unused
 
+    def in_words(self, learnt: str) -> str:
+        """What it was trained by, in words; `learnt` tells of the conversations that it learnt from."""
+        steps = "step" if self.steps == 1 else "steps"
+        return f"{self.steps} {steps} from {learnt}" if self.learnt else f"{self.steps} GRPO {steps}"
+
     def began_from(self, capability: str) -> str:
         """What the training for `capability` began from, in words: zero, its champion, another's adapter, or
         what a generalist has learnt."""

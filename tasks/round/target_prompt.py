@@ -9,7 +9,7 @@ from typing import Any
 from environments.contract import SPLITS, Message, Prompt, Target, TargetTask
 from environments.targets.catalogue import with_scripted_user
 from errors import EnvironmentFault
-from models.episodes import Guarded
+from models.opening import opened
 from tasks.round.traffic import TrafficTarget
 
 # What a target without any task is asked, where something has to be asked.
@@ -52,22 +52,17 @@ def prompt_of_task(target: Target, task: TargetTask) -> Prompt:
 
 def _opened(target: Target, tasks: Iterable[TargetTask]) -> Iterator[tuple[Prompt, tuple[Message, ...]]]:
     """Prompt and first messages of the tasks that open. Raises what the first one raised where none of them does."""
-    opened = False
+    some = False
     fault: EnvironmentFault | None = None
     for task in tasks:
         try:
-            environment = Guarded.made(target.environment)
-            try:
-                first = environment.reset(task).messages
-                prompt = Prompt.of(environment)
-            finally:
-                environment.close()
+            found = opened(target.environment, task)
         except EnvironmentFault as problem:  # the episode itself will tell
             fault = fault or problem
             continue
-        opened = True
-        yield prompt, first
-    if fault is not None and not opened:
+        some = True
+        yield found
+    if fault is not None and not some:
         raise fault
 
 

@@ -45,8 +45,7 @@ class SharedPlay:
 
     def play(self, engine: Engine, ground: Playground, episodes: Sequence[Episode], what: str) -> PlayRun | None:
         """Play what is owed, shard by shard; None for what this process has to play alone."""
-        digest = self._digest(engine, ground, episodes)
-        if digest is None or len(episodes) < FEWEST:
+        if len(episodes) < FEWEST or (digest := self._digest(engine, ground, episodes)) is None:
             return None
         ids = engine.ids(ground, episodes)
         stored = self.context.store.stored_ids(ids)

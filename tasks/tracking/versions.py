@@ -68,8 +68,7 @@ def _trained(stored: StoredRound, c: CapabilityFigures, figures: RoundFigures) -
     result = stored.result(TrainResult, c.name)
     row = stored.store.row(AdapterRow, id=result.adapter)
     config = row.config if row else {}
-    steps = "step" if result.steps == 1 else "steps"
-    told = f"{result.steps} {steps} from {c.learnt}" if result.learnt else f"{result.steps} GRPO {steps}"
+    told = result.in_words(c.learnt)
     if {"groups", "group_size"} <= set(config):
         told += f" of {config['groups']} groups x {config['group_size']} episodes"
     told += f" ({result.ending}), weights of step {result.chosen}"

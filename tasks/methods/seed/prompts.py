@@ -22,7 +22,8 @@ from tasks.round.target_prompt import first_opening
 @dataclass(frozen=True)
 class Prompting:
     """What a method changes in the prompt: `wording` replaces a text of the target's instructions by another where it
-    stands, `examples` are worked conversations that follow the target's own."""
+    stands (an empty text: instructions where there are none), `examples` are worked conversations that follow the
+    target's own."""
 
     wording: tuple[str, str] = ("", "")
     examples: tuple[tuple[Message, ...], ...] = ()
@@ -36,8 +37,7 @@ class Prompting:
         """The target's instructions and examples as they are shown instead."""
         (old, new), instructions, examples = self.wording, prompt.instructions, prompt.examples
         worked = (_in_order(message, prompt.tools) for example in self.examples for message in example)
-        told = new if instructions == old else instructions.replace(old, new) if old else instructions
-        return told, (*examples, *worked)
+        return instructions.replace(old, new) if old else instructions or new, (*examples, *worked)
 
     @property
     def is_none(self) -> bool:

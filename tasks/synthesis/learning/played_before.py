@@ -7,11 +7,12 @@ import logging
 from collections.abc import Sequence
 
 from db import CalibrationRow, TrajectoryRow, row_id
-from environments.contract import Prompt, Score, TargetTask
+from environments.contract import Score, TargetTask
 from environments.picking import in_proportion
 from environments.synthesized.composed import ComposedEnvironment
 from errors import EnvironmentFault
-from models.episodes import Episode, Guarded, Termination, Trajectory
+from models.episodes import Episode, Termination, Trajectory
+from models.opening import opened
 from models.renderer import Conversation
 from models.training.rollouts import PlayedBefore
 from tasks.round.context import Context
@@ -78,12 +79,7 @@ def _group(
     """The stored episodes of a scenario as the trainer takes them. None where the scenario begins otherwise today, or
     does not open: training, which may draw it, loses its episodes then as calibration would."""
     try:
-        opened = Guarded.made(environment.environment)
-        try:
-            first = opened.reset(task).messages
-            prompt = Prompt.of(opened)
-        finally:
-            opened.close()
+        prompt, first = opened(environment.environment, task)
     except EnvironmentFault as problem:
         logger.warning("%s did not open again, so what calibration has played of it is left: %s", task.id, problem)
         return []
