@@ -2,14 +2,17 @@
 sandbox holds up its own episode and no other.
 
 All calls of one episode go through the same thread, one after another: what an environment keeps may belong to the
-thread that made it (a database connection does).
+thread that made it (a database connection does). Threads that are done wait for the next episodes that this process
+plays: to start one, and the one that keeps its deadlines, costs more than most calls into an environment.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -40,7 +43,71 @@ class Done:
         return self.value
 
 
-_Lane = SimpleQueue[tuple[int, str, Callable[[], Any], Callable[[Callable[[], Any]], Any]] | None]
+@dataclass(frozen=True)
+class _Call:
+    """What a lane is to do, and where it puts what came back; `woken` is called after that."""
+
+    number: int
+    key: str
+    call: Callable[[], Any]
+    then: Callable[[Callable[[], Any]], Any]
+    done: SimpleQueue[Done]
+    woken: Callable[[], object]
+
+    def __call__(self) -> None:
+        began, value, problem = time.perf_counter(), None, None
+        try:
+            value = self.call()
+        except BaseException as raised:
+            problem = raised
+        self.done.put(Done(self.number, self.key, self.then, time.perf_counter() - began, value, problem))
+        self.woken()
+
+
+class _Lane:
+    """A thread that does calls one after another."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
+        _made.add(self)
+
+    def put(self, call: _Call) -> None:
+        self._calls.put(call)
+
+    def free(self) -> None:
+        """Behind the calls that it has, others may use it; one that never comes back from a call is used no more."""
+        self._calls.put(lambda: _free.append(self))
+
+    def end(self) -> None:
+        """Behind the calls that it has, the thread ends."""
+        told_to_end([self.thread])
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # while this thread waits it holds nothing of the last call
+
+
+_made: set[_Lane] = set()
+_free: deque[_Lane] = deque()
+
+
+def _forget_all() -> None:
+    _made.clear()
+    _free.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)  # a child has none of the threads
+
+
+@atexit.register  # done before the end of the process waits for those that were told (`models/deadline.py`)
+def _end_all() -> None:
+    for lane in _made.copy():
+        lane.end()
+    _forget_all()
 
 
 class Lanes:
@@ -50,7 +117,6 @@ class Lanes:
         self.underway = 0
         self._most, self._woken = max(1, min(most, MOST)), woken
         self._lanes: list[_Lane] = []
-        self._threads: list[threading.Thread] = []
         self._lane_of: dict[str, int] = {}
         self._loads: Counter[int] = Counter()
         self._done: SimpleQueue[Done] = SimpleQueue()
@@ -63,7 +129,7 @@ class Lanes:
             self._loads[lane] += 1
         self.underway += 1
         self._started += 1
-        self._lanes[self._lane_of[key]].put((self._started, key, call, then))
+        self._lanes[self._lane_of[key]].put(_Call(self._started, key, call, then, self._done, self._woken))
 
     def release(self, key: str) -> None:
         """No more calls of `key` will come."""
@@ -86,30 +152,17 @@ class Lanes:
         return sorted(found, key=lambda done: done.number)
 
     def close(self) -> None:
-        """Let the threads end with the call that each is in; nothing waits for them but, a moment, a process's end."""
+        """Give the threads back, each behind the call that it is in; nothing waits for them but, a moment, a process's
+        end."""
         for lane in self._lanes:
-            lane.put(None)
-        told_to_end(self._threads)
+            lane.free()
 
     def _least_loaded(self) -> int:
         if len(self._lanes) < self._most and all(self._loads[i] for i in range(len(self._lanes))):
-            lane: _Lane = SimpleQueue()
-            name = f"environments {len(self._lanes)}"
-            thread = threading.Thread(target=_work, args=(lane, self._done, self._woken), name=name, daemon=True)
-            thread.start()
+            try:
+                lane = _free.pop()
+            except IndexError:
+                lane = _Lane(f"environments {len(self._lanes)}")
             self._lanes.append(lane)
-            self._threads.append(thread)
             return len(self._lanes) - 1
         return min(range(len(self._lanes)), key=self._loads.__getitem__)
-
-
-def _work(lane: _Lane, done: SimpleQueue[Done], woken: Callable[[], object]) -> None:
-    while (given := lane.get()) is not None:
-        number, key, call, then = given
-        began, value, problem = time.perf_counter(), None, None
-        try:
-            value = call()
-        except BaseException as raised:
-            problem = raised
-        done.put(Done(number, key, then, time.perf_counter() - began, value, problem))
-        woken()

@@ -52,18 +52,41 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
         return [calls[0]()]
     threads = torch.get_num_threads()
     if not _pools:
-        # The threads take turns at Python between operations; one that waits would ask for its turn after 5 ms.
-        sys.setswitchinterval(SWITCH_SECONDS)
         _pools.append(ThreadPoolExecutor(MOST, "parts"))
     share, modes = max(1, threads // len(calls)), _Modes()
-    futures = [_pools[0].submit(_call, call, share, modes) for call in calls]
-    try:
-        wait(futures)
-        return [future.result() for future in futures]
-    finally:
-        wait(futures)
-        if modes.resized:  # threads that are yet to come begin with what was set last in any
-            torch.set_num_threads(threads)
+    with _turns:
+        futures = [_pools[0].submit(_call, call, share, modes) for call in calls]
+        try:
+            wait(futures)
+            return [future.result() for future in futures]
+        finally:
+            wait(futures)
+            if modes.resized:  # threads that are yet to come begin with what was set last in any
+                torch.set_num_threads(threads)
+
+
+class _Turns:
+    """Within, threads that wait for their turn at Python ask for it after `SWITCH_SECONDS`, not after 5 ms: parts take
+    turns between operations. Environments in threads of their own lose by it, so it is not set for good."""
+
+    def __init__(self) -> None:
+        self._lock, self._within, self._before = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._within:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(SWITCH_SECONDS)
+            self._within += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if not self._within:
+                sys.setswitchinterval(self._before)
+
+
+_turns = _Turns()
 
 
 class _Modes:

@@ -12,7 +12,7 @@ import pytest
 
 from models import deadline
 from models.deadline import DeadlinePassed, held, within
-from models.lanes import Lanes
+from models.lanes import Lanes, _end_all
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
@@ -108,12 +108,14 @@ def raising(problem: BaseException) -> None:
 def test_the_end_of_a_process_waits_a_moment_for_threads_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the interpreter's end meets in a thread that ends would abort the process, with torch loaded."""
     monkeypatch.setattr(deadline, "LAST_SECONDS", 20.0)
-    monkeypatch.setattr(deadline, "_ending", set())  # without what other tests have left behind
+    _end_all()  # no threads that other tests have left behind
+    monkeypatch.setattr(deadline, "_ending", set())
     lanes, threads = Lanes(2), set(threading.enumerate())
     for key in "ab":
         lanes.start(key, lambda: within(5.0, time.sleep, 0.1), bool)
     begun = set(threading.enumerate()) - threads
     lanes.close()
+    _end_all()
     deadline._let_them_end()
     assert len(begun) >= 2
     assert not [t.name for t in set(threading.enumerate()) - threads if t.name.startswith("environments")]
@@ -124,6 +126,7 @@ def test_the_end_of_a_process_waits_no_longer_for_a_thread_that_does_not_end(mon
     lanes, forever = Lanes(1), threading.Event()
     lanes.start("a", lambda: forever.wait(60), bool)
     lanes.close()
+    _end_all()
     began = time.perf_counter()
     deadline._let_them_end()
     assert time.perf_counter() - began < 10

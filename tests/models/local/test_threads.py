@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from models.adapters.deltas import Delta
 from models.local import policy as local_policy
 from models.local.policy import LocalPolicy
-from models.local.threads import cut, most_parts, side_by_side
+from models.local.threads import SWITCH_SECONDS, cut, most_parts, side_by_side
 from models.policy import PolicyIdentity, Request, Sampling
 
 
@@ -90,6 +91,22 @@ def test_a_part_that_fails_ends_no_other() -> None:
     with pytest.raises(ValueError, match="the first part"):
         side_by_side([fails, lasts])
     assert done == [True]
+
+
+def test_threads_take_turns_faster_only_while_parts_are_computed() -> None:
+    def fails() -> float:
+        raise ValueError(f"asked after {sys.getswitchinterval():.4f} s")
+
+    before = sys.getswitchinterval()
+    assert before > 2 * SWITCH_SECONDS
+    assert (
+        side_by_side([sys.getswitchinterval, lambda: side_by_side([sys.getswitchinterval])[0]])
+        == [pytest.approx(SWITCH_SECONDS)] * 2
+    )
+    assert sys.getswitchinterval() == before
+    with pytest.raises(ValueError, match=f"asked after {SWITCH_SECONDS:.4f} s"):
+        side_by_side([fails, fails])
+    assert sys.getswitchinterval() == before
 
 
 @pytest.mark.parametrize("adapted", [False, True])
