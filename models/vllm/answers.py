@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from errors import ConfigurationError, ContextOverflow, NotFinite, PolicyError, ProviderError
@@ -47,8 +48,9 @@ class Completion:
 def read_completion(url: str, model: str, answer: Mapping[str, Any]) -> Completion:
     """A server's answer to a request with `EXACT` for one completion by `model`. Raises `PolicyError` for another."""
     (choice,) = read_choices(url, model, 1, answer)
-    ids, values = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if ids is None or values is None or len(ids) != len(values) or not ids:
+    told = choice.get("logprobs")
+    ids, values = choice.get("token_ids"), told.get("token_logprobs") if isinstance(told, dict) else None
+    if not _are(ids, int) or not _are(values, (float, int, NoneType)) or len(ids) != len(values) or not ids:
         raise PolicyError(
             f"{url} returned {ids!r:.60} with log-probabilities {values!r:.60}, not one for each token; "
             "a vLLM server of version 0.32 or later is needed"
@@ -79,9 +81,14 @@ def read_choices(url: str, model: str, count: int, answer: Mapping[str, Any]) ->
             "point policy.url at the vLLM server itself"
         )
     choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != count:
+    if not _are(choices, dict) or len(choices) != count:
         raise ProviderError(f"{url} gave {choices!r:.80} as choices, not {count}; a vLLM server is needed")
     return choices
+
+
+def _are(values: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether this is a list of such values."""
+    return isinstance(values, list) and all(isinstance(value, kinds) for value in values)
 
 
 def read_document(where: str, content: bytes) -> dict[str, Any]:
