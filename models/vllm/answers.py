@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, TypeGuard
 
 from errors import ConfigurationError, ContextOverflow, NotFinite, PolicyError, ProviderError
 
@@ -86,7 +86,7 @@ def read_choices(url: str, model: str, count: int, answer: Mapping[str, Any]) ->
     return choices
 
 
-def _are(values: Any, kinds: type | tuple[type, ...]) -> bool:
+def _are(values: Any, kinds: type | tuple[type, ...]) -> TypeGuard[list[Any]]:
     """Whether this is a list of such values."""
     return isinstance(values, list) and all(isinstance(value, kinds) for value in values)
 
