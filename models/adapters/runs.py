@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments.contract import content_hash
 from models.adapters.datasets import dataset_of
 from models.adapters.files import RegisteredAdapter
 from models.adapters.registry import Registry
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 TABLES_TAG = "mlflow.loggedArtifacts"
 # Traces that are linked to a run in one call, the most that MLflow takes.
 _LINKED = 100
+# The longest name of a metric that MLflow takes, and the parts of a path that it refuses in one.
+_LONGEST = 250
+_PARTS = {"": "_", ".": "_.", "..": "_.."}
 
 
 @dataclass
@@ -52,10 +57,11 @@ class RunLog:
         from mlflow.entities import Metric
 
         now, model = int(time.time() * 1000), adapter.model_id if adapter else None
+        keys = metric_keys(metrics)
         fresh = [
-            Metric(metric_key(key), float(value), now, 0, model_id=model)
-            for key, value in metrics.items()
-            if metric_key(key) not in self._known.data.metrics
+            Metric(keys[name], float(value), now, 0, model_id=model)
+            for name, value in metrics.items()
+            if keys[name] not in self._known.data.metrics
         ]
         if fresh:
             self.registry.client.log_batch(self.run, metrics=fresh)
@@ -113,9 +119,19 @@ def describe_capability(registry: Registry, adapter: RegisteredAdapter, descript
     registry.client.update_registered_model(adapter.name, description)
 
 
+def metric_keys(names: Collection[str]) -> dict[str, str]:
+    """A key for each of the metrics' names. Where several names come to the same key, each of them is told apart by a
+    hash of its own, or MLflow would keep the figure of one alone."""
+    keys = {name: metric_key(name) for name in names}
+    sharing = Counter(keys.values())
+    return {n: k if sharing[k] == 1 else metric_key(f"{k[:240]}-{content_hash(n, 8)}") for n, k in keys.items()}
+
+
 def metric_key(name: str) -> str:
-    """A name as MLflow takes it for a metric."""
-    return re.sub(r"[^\w\-./ :]", "_", name)[:250]
+    """A name as MLflow takes it for a metric: without the characters that it refuses and, since it takes a name for a
+    path, with no part that is empty, `.` or `..`, as in a family that is called `/orders/refund`."""
+    key = "/".join(_PARTS.get(part, part) for part in re.sub(r"[^\w\-./ :]", "_", name).split("/"))
+    return key if len(key) <= _LONGEST else re.sub(r"[./]$", "_", key[:_LONGEST])
 
 
 def as_tag(figures: Mapping[str, float]) -> str:

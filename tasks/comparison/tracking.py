@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from environments.contract import content_hash
 from models.adapters.registry import Registry
-from models.adapters.runs import metric_key
+from models.adapters.runs import metric_keys
 from tasks.comparison.results import SeedResult
 
 
@@ -42,11 +42,8 @@ def metrics_of(result: SeedResult, name: str) -> dict[str, float]:
         "seconds": figures.seconds,
         "dollars": figures.dollars,
     }
-    families = {"": list(rates.values())}
+    played = {"test/success": list(rates.values())}
     for task, rate in rates.items():
-        families.setdefault(result.families[task], []).append(rate)
-    return metrics | {
-        metric_key(f"test/success{f'/{family}' if family else ''}"): sum(x) / len(x)
-        for family, x in families.items()
-        if x
-    }
+        played.setdefault(f"test/success/{result.families[task]}", []).append(rate)
+    keys = metric_keys(played)
+    return metrics | {keys[name]: sum(x) / len(x) for name, x in played.items() if x}

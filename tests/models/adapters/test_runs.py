@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from mlflow.utils.validation import _validate_metric_name
 
 from models.adapters.registry import PARENT_TAG, Registry
-from models.adapters.runs import RunLog, as_tag, describe_capability, metric_key, put_on_version
+from models.adapters.runs import RunLog, as_tag, describe_capability, metric_key, metric_keys, put_on_version
 from models.adapters.traces import PlayedSpan, PlayedTrace
 from tests.adapters_plain import registered
 
@@ -120,3 +121,19 @@ def test_more_traces_than_one_call_links(registry: Registry) -> None:
 def test_metric_key(name: str, key: str) -> None:
     assert metric_key(name) == key
     assert len(metric_key(name * 100)) == 250
+
+
+@pytest.mark.parametrize("family", ["/orders/refund", "billing/", "a//b", "../x", "a/./b", ".", "", "x" * 230 + "/..y"])
+def test_a_family_that_is_called_like_a_path_is_a_name_of_a_metric(family: str) -> None:
+    """Else the stage that logs it ends the round, after all of its trainings."""
+    _validate_metric_name(metric_key(f"wrong-route/family/{family}"))
+
+
+def test_no_two_metrics_share_a_key() -> None:
+    """MLflow keeps the last of two metrics with one name, and says nothing of the other."""
+    names = ["a/b", "a//b", "a/_/b", "a?", "a!", "y" * 300, "y" * 301]
+    keys = metric_keys(names)
+    assert keys["a/b"] == "a/b"
+    assert len(set(keys.values())) == len(names)
+    for key in keys.values():
+        _validate_metric_name(key)
