@@ -10,7 +10,8 @@ from environments.contract import Action, Environment, Message, Observation, Sco
 
 
 class WrappedEnvironment:
-    """Everything is the inner environment's. `take_over` copies what it offers; some decide that at `reset`."""
+    """Everything is the inner environment's. `take_over` copies what it offers; some decide that at `reset`, and which
+    tools there are with every step."""
 
     def __init__(self, inner: Environment) -> None:
         self.inner = inner
@@ -30,7 +31,9 @@ class WrappedEnvironment:
         return observation
 
     def step(self, action: Action) -> Observation:
-        return self.inner.step(action)
+        observation = self.inner.step(action)
+        self.tools = self.inner.tools  # some environments offer more in later turns; the rest is read at `reset` alone
+        return observation
 
     def score(self) -> Score:
         return self.inner.score()

@@ -374,7 +374,10 @@ class Guarded(WrappedEnvironment):
         return guarded(self.seconds, "step", self._step, action)
 
     def _step(self, action: Action) -> Observation:
+        before = self.tools
         said = super().step(action)
+        if self.tools is not before:
+            refuse_tools(self.tools)
         # What validation tries no agent can say, half a character for one: the environment may say it again.
         return observed(said, "step") if can_be_said(action) else said
 

@@ -231,7 +231,13 @@ class TargetLike:
         return observation
 
     def step(self, action: Action) -> Observation:
-        return self._started().step(action)
+        inner = self._started()
+        observation = inner.step(action)
+        if isinstance(
+            inner, DenseEnvironment
+        ):  # the target's, which may offer more now; a module is shown with its own
+            self.tools = inner.tools
+        return observation
 
     def score(self) -> Score:
         """What training is paid: 1 for a success, whatever the module's own reward says of it, and less for all else.

@@ -111,3 +111,30 @@ def test_calls_that_the_format_changes_are_refused_with_the_format_that_keeps_th
     with caplog.at_level(logging.WARNING, "trace"):
         check_turn_length(context([1] * 20, 20, [(look, other)] * 2))
     assert "2 of 20" in caplog.text
+
+
+class LoggingIn(Sentences):
+    """Offers the call that the solution ends with once its first one was made."""
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.tools, self.turns = (tool("login", "pin"),), 0
+        return Observation((Message("user", "Pay 5 to 7."),))
+
+    def step(self, action: Action) -> Observation:
+        self.turns += 1
+        self.tools = (tool("login", "pin"), tool("pay", "amount", "to"))
+        return Observation((Message("tool", "You may pay now."),), done=self.turns == 2)
+
+    def oracle(self) -> Action | None:
+        calls = (ToolCall("login", {"pin": 1}), ToolCall("pay", {"amount": 5, "to": 7}))
+        return Action(tool_calls=(calls[self.turns],))
+
+
+def tool(name: str, *parameters: str) -> Any:
+    return {"function": {"name": name, "parameters": {"properties": {p: {"type": "integer"} for p in parameters}}}}
+
+
+def test_a_call_of_a_tool_that_a_later_turn_offers_is_read_with_the_tools_of_that_turn() -> None:
+    given = context([1, 1], 20)
+    given.target.environment = LoggingIn
+    check_turn_length(given)
