@@ -25,6 +25,7 @@ from environments.contract import (
     ToolCall,
     content_hash,
 )
+from environments.playing import for_one_episode
 from environments.scores import checked_score
 from environments.synthesized.drawing import first_made
 from environments.synthesized.hints import solved
@@ -72,7 +73,7 @@ class DenseEnvironment(WrappedEnvironment):
 
     def reset(self, task: TargetTask) -> Observation:
         self._calls: list[ToolCall] = []
-        self._task = task
+        self._task = for_one_episode(task)  # the inner one may keep its state in the payload that it is given
         return super().reset(task)
 
     def step(self, action: Action) -> Observation:

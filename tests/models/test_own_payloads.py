@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Action, Message, Observation, Score, Target, TargetTask, ToolCall
+from environments.contract import Action, Environment, Message, Observation, Score, Target, TargetTask, ToolCall
+from environments.synthesized.composed import DenseEnvironment
 from environments.synthesized.hints import solved
 from environments.synthesized.references import References
 from environments.targets.reference_check import oracle, play
 from models.episodes import Episode, Guarded, Player, play_all
 from models.policy import Sampling
-from models.scripted import OraclePolicy
+from models.scripted import OraclePolicy, ReplayPolicy
 
 
 class Keeping:
@@ -43,6 +44,15 @@ class Keeping:
         return Score(0.5, self.left == ["a"])
 
     def close(self) -> None: ...
+
+
+class Copying(Keeping):
+    """The same on a list of its own."""
+
+    def reset(self, task: TargetTask) -> Observation:
+        first = super().reset(task)
+        self.left = list(self.left)
+        return first
 
 
 class KeepingTarget:
@@ -74,6 +84,21 @@ def test_a_payload_is_what_it_was_when_an_episode_is_over(plays: Callable[[Targe
     task = TargetTask("t", "test", "f", 0, {"left": list(LEFT)})
     assert plays(task) == plays(TargetTask("t", "test", "f", 0, {"left": list(LEFT)}))
     assert task.payload == {"left": LEFT}
+
+
+def half_solved(make: Callable[[], Environment]) -> float:
+    """The denser reward of one of the reference's two calls."""
+    target: Target = KeepingTarget()
+    acts = ReplayPolicy((Action(tool_calls=(ToolCall("take", {}),)), Action("Done.")))
+    player = Player(lambda: DenseEnvironment(make(), References(target)), acts, None, Sampling())
+    (played,) = play_all(player, [Episode("0", TargetTask("t", "test", "f", 0, {"left": list(LEFT)}))])
+    assert played.score
+    return played.score.reward
+
+
+def test_the_denser_reward_knows_the_task_as_it_was_before_the_episode() -> None:
+    """Scoring replayed the reference from where the agent left off: what was half solved was paid something else."""
+    assert half_solved(Keeping) == half_solved(Copying) == 0.25
 
 
 def test_trials_of_a_task_begin_alike() -> None:
