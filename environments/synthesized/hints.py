@@ -16,8 +16,9 @@ from environments.playing import for_one_episode, take_turns
 from environments.synthesized.drawing import AT_ONCE
 from environments.wrapping import WrappedEnvironment
 
-# Where a task carries its advice: a tuple of messages, which stays within the process.
-ADVICE = "advice"
+# Where a task carries its advice: a tuple of messages, which stays within the process and is stored nowhere. No target
+# has a key of this name in its payloads, as it may have "advice".
+ADVICE = "trace:advice"
 
 
 def solved(environment: Environment, task: TargetTask) -> tuple[Message, ...]:
@@ -56,7 +57,9 @@ def is_advised(task: TargetTask) -> bool:
 
 
 def unadvised(task: TargetTask) -> TargetTask:
-    """The task without advice."""
+    """The task without advice; as it is where it carries none."""
+    if not is_advised(task):
+        return task
     return replace(task, payload={name: value for name, value in task.payload.items() if name != ADVICE})
 
 

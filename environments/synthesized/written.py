@@ -153,8 +153,9 @@ class WrittenEnvironment:
         return self._written(SEEDS + rng.randrange(SEEDS) for _ in count())
 
     def own(self, task: TargetTask) -> bool:
-        """Whether a scenario is the module's; the others are the target's, and there for retention."""
-        return "code_hash" in task.payload
+        """Whether a scenario is the module's; the others are the target's, and there for retention. Their payloads may
+        have a "code_hash", too."""
+        return task.payload.get("code_hash") == self.module.code_hash
 
     def advice(self, task: TargetTask) -> Sequence[Message]:
         """How the module's own reference solves another scenario of the same level; nothing on retention scenarios."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from environments.contract import Action, Message, Observation, Prompt, TargetTask
@@ -107,3 +110,28 @@ def test_an_environment_shows_the_advice_of_its_task_alone() -> None:
     assert environment.score().success
     environment.reset(task)
     assert Prompt.of(environment) == plain
+
+
+def test_a_payload_of_the_target_may_have_advice_of_its_own() -> None:
+    """Its keys were taken for the project's: every episode of a training was lost."""
+    made = composed("use_coupon")
+    plain = made.own_scenario(1)
+    payload = {**plain.payload, "advice": "x", "code_hash": "y"}
+    task = replace(plain, payload=payload)
+    told = advised(task, made.advice(plain))
+    assert not is_advised(task)
+    assert unadvised(told).payload == unadvised(task).payload == payload
+    given: list[Any] = []
+
+    class Reading(WrappedEnvironment):
+        def reset(self, task: TargetTask) -> Observation:
+            given.append(task.payload)
+            return super().reset(task)
+
+    environment = Advised(Reading(made.environment()))
+    for shown in (task, told):
+        environment.reset(shown)
+        while (action := environment.oracle()) is not None:
+            environment.step(action)
+        assert environment.score().reward == 1
+    assert given == [payload, payload]

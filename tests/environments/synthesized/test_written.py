@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,7 @@ def test_retention_comes_from_solved_tasks_where_there_are_none(module: Sandboxe
         if environment.step(action).done:
             break
     assert environment.score().success
+    assert not source.own(replace(kept[0], payload={**kept[0].payload, "code_hash": "the target's own"}))
 
 
 def test_without_anything_to_keep_every_scenario_is_the_modules(module: SandboxedModule) -> None:
