@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from environments.contract import TargetTask
@@ -34,10 +34,9 @@ class Work:
     def as_json(self) -> dict[str, Any]:
         """The JSON that `from_json` reads. A task's payload is a text in it: PostgreSQL puts the keys of a JSON column
         in an order of its own, and prompts are written in the payload's."""
-        values = asdict(self)
-        for given in values["episodes"]:
-            given["task"]["payload"] = json.dumps(given["task"]["payload"])
-        return values
+        # Field by field: `asdict` would copy what is in a task, too, and fails at sets and at some kinds of dict.
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return values | {"base": asdict(self.base), "episodes": [_written(episode) for episode in self.episodes]}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Work:
@@ -59,9 +58,24 @@ class Work:
 def is_carried(payload: Any) -> bool:
     """Whether another process would play this payload: one that comes back from JSON as it was."""
     try:
-        return bool(json.loads(json.dumps(payload)) == payload)
+        return bool(json.loads(json.dumps(payload)) == payload) and not _answers_for_missing(payload)
     except (TypeError, ValueError, RecursionError):
         return False
+
+
+def _answers_for_missing(value: Any) -> bool:
+    """Whether a dict in it answers for keys that it lacks, as a Counter does: the one that comes back would raise."""
+    if isinstance(value, dict):
+        return hasattr(value, "__missing__") or any(map(_answers_for_missing, value.values()))
+    return isinstance(value, list) and any(map(_answers_for_missing, value))
+
+
+def _written(episode: Episode) -> dict[str, Any]:
+    task = {f.name: getattr(episode.task, f.name) for f in fields(episode.task)}
+    tags = episode.task.capabilities
+    task["payload"] = json.dumps(task["payload"])
+    task["capabilities"] = sorted(tags) if isinstance(tags, Set) else list(tags)  # a set has another order elsewhere
+    return {f.name: getattr(episode, f.name) for f in fields(episode)} | {"task": task}
 
 
 def _episode(given: Mapping[str, Any]) -> Episode:
