@@ -118,7 +118,11 @@ def _from_path(path: str) -> Any:
     except ImportError as error:
         raise TargetError(f"target {path!r}: module {module!r} does not import: {error}") from error
     except AttributeError as error:
-        raise TargetError(f"target {path!r}: {error}") from error
+        place = getattr(sys.modules.get(module), "__file__", None) or "no file"
+        raise TargetError(
+            f"target {path!r}: {error}; module {module!r} is {place}: name what it holds, or give a file of yours that "
+            "is called like it another name"
+        ) from error
     return value
 
 

@@ -122,7 +122,9 @@ def main() -> None:
     """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
     prepare(os.environ)
     try:
-        sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
+        # A user's own target lies in the working folder; what is called there like a module of the project hides none
+        # of these (models/own_modules.py).
+        sys.path.insert(0, os.getcwd())
     except FileNotFoundError:
         typer.echo("error (files): the working folder was removed; change into one that is there", err=True)
         raise SystemExit(2) from None

@@ -47,6 +47,8 @@ def test_dotted_path_gives_a_target_or_calls_a_function(own_package: str) -> Non
         load_target(f"{own_package}:absent")
     with pytest.raises(TargetError, match=r"module 'json\.absent' does not import"):
         load_target("json.absent:target")
+    with pytest.raises(TargetError, match=r"module 'tasks' is .*/tasks/__init__.py: .* called like it another name"):
+        load_target("tasks:target")  # a file of the user's own is hidden by the project's
 
 
 def test_entry_points_are_targets(own_package: str, monkeypatch: pytest.MonkeyPatch) -> None:

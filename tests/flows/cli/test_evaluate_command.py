@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +17,7 @@ from errors import ConfigurationError
 from flows.cli.main import app
 from flows.cli.options import AsJson, Commands
 
+ROOT = Path(__file__).parents[3]
 LOUD = """
 from tests.tasks.counting_target import Counting, CountingTarget
 
@@ -64,3 +68,16 @@ def test_an_option_with_many_values_and_a_switch_may_be_repeated() -> None:
 
     result = CliRunner().invoke(some, ["--scope", "a", "--scope", "b", "--json", "--json"])
     assert result.output.strip() == "['a', 'b'] True"
+
+
+def test_files_of_a_users_own_may_be_called_like_modules_of_the_project(tmp_path: Path) -> None:
+    """They were imported in the place of the project's, and the command ended in a traceback."""
+    for name in ("settings", "db", "tasks", "environments"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the user')\n")
+    (tmp_path / "my_desk.py").write_text("from tests.tasks.counting_target import CountingTarget as target\n")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_")} | {"PYTHONPATH": str(ROOT)}
+    given = ["evaluate", "--target", "my_desk:target", "--policy", "oracle", "--home", "runs"]
+    command = [sys.executable, "-c", "from flows.cli.main import main; main()", *given]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "oracle" in done.stdout
