@@ -60,7 +60,7 @@ class RandomPolicy:
             return Action(content=rng.choice([REFUSAL, "Done.", "Yes.", "What is your order number?"]))
         function = rng.choice(list(environment.tools))["function"]
         words = " ".join(m.content for m in messages).replace("?", " ").replace(".", " ").split() or ["x"]
-        numbers = [int(w) for w in words if w.isdigit()] or [rng.randint(1, 999)]
+        numbers = [int(w) for w in words if w.isdecimal()] or [rng.randint(1, 999)]
         kinds = function.get("parameters", {}).get("properties", {})
         arguments = {
             k: rng.choice(numbers) if v.get("type") in ("integer", "number") else rng.choice(words)
