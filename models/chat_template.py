@@ -24,6 +24,8 @@ _ORDERS: tuple[tuple[str, ...], ...] = (
     ("system", "user", "assistant", "tool", "assistant", "user", "assistant", "user"),
     ("system", "user", "assistant", "tool", "tool", "assistant", "user"),
 )
+# The roles that may stand one behind the other, in the words of whichever model: what is read off a template.
+FOLLOWING = frozenset(pair for order in _ORDERS for pair in pairwise(order))
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 _THOUGHTS = f"{THOUGHT}\nbecause\n{THOUGHT_END}\n\ntherefore"
 

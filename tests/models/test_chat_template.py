@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 
 from environments.contract import Message, Prompt
 from errors import ConfigurationError
+from models.chat_template import FOLLOWING
 from models.renderer import Renderer
 from models.serving.openai_api.turn_reader import TurnReader
 from tests.tokenizers_trained import CHATML, byte_level, shipped_tokenizer
@@ -53,6 +54,7 @@ def test_a_known_template_is_appended_to(name: str, caplog: pytest.LogCaptureFix
     said = [r.getMessage() for r in caplog.records]
     assert re.search(notes, " ".join(said)) if notes else not said
     assert {text_of(renderer, [i]) for i in renderer.stop_ids} == ends
+    assert set(renderer._between) == FOLLOWING, "what a target is looked at for holds of every model"
     shown = Prompt("INSTRUCTED", (), (Message("user", "SHOWN"), Message("assistant", "ANSWERED")))
     talk = renderer.start(shown, [Message("user", "ASKED")])
     assert text_of(renderer, talk.ids).endswith(opening)
@@ -151,6 +153,7 @@ def test_a_word_of_the_language_ends_no_turn(template: str, ends: set[str], foll
     tokenizer.eos_token = "</s>"
     renderer = Renderer(tokenizer, "json")
     assert {text_of(renderer, [i]) for i in renderer.stop_ids} == ends
+    assert set(renderer._between) == FOLLOWING, "what a target is looked at for holds of every model"
     talk = renderer.start(Prompt("Be short."), [Message("user", "ASKED")])
     cut = renderer.start(Prompt("Be short."), [Message("user", "ASKED")])
     ids = renderer.text_ids("one two\n3")
