@@ -134,4 +134,9 @@ def _spec(target: Target, called: str, request: EvaluateRequest) -> EvaluationSp
             f"--user {request.user!r} is given, and {called} has no simulated user to choose (what its users say "
             "is built in); leave --user out"
         )
+    if request.user and spec.user != request.user:  # only built-in targets are told who plays their user
+        raise ConfigurationError(
+            f"--user {request.user!r} is given, and {called} has a user of its own, {spec.user!r}, which "
+            "nothing can be chosen in place of; leave --user out"
+        )
     return spec

@@ -108,6 +108,14 @@ def test_a_simulated_user_for_a_target_that_has_none_is_refused(target: str, use
         evaluate("noop", target=target, user=user)
 
 
+def test_a_simulated_user_for_a_target_that_takes_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripted one played, and nothing was said."""
+    monkeypatch.setattr(f"{TARGET.partition(':')[0]}.CountingTarget.user", "scripted")
+    with pytest.raises(ConfigurationError, match=r"--user 'litellm:some/model' is given.*its own, 'scripted', which"):
+        evaluate("noop", user="litellm:some/model")
+    assert evaluate("noop", user="scripted")[0].lost == {}
+
+
 def test_an_api_model_is_measured_stored_and_not_asked_again(tmp_path: Path) -> None:
     with agent(counts) as server:
         row, _noop = evaluate("my-model", at(server))
