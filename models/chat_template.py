@@ -37,12 +37,14 @@ class _Fails(ConfigurationError):
 @dataclass(frozen=True)
 class Turns:
     """`start` stands before the first content, `between` between contents of two roles, `opening` after the content of
-    a role and before a turn that is to be sampled. `closing` is what the template writes behind a turn that nothing
-    follows. `notes` say where conversations depart from what the template would write."""
+    a role and before a turn that is to be sampled; such a turn without thoughts of its own begins with `first`.
+    `closing` is what the template writes behind a turn that nothing follows. `notes` say where conversations depart
+    from what the template would write."""
 
     start: str
     between: Mapping[tuple[str, str], str]
     opening: Mapping[str, str]
+    first: Mapping[str, str]
     closing: str
     notes: tuple[str, ...]
 
@@ -90,6 +92,12 @@ class _Dialect:
         return [role for _, role in shown], pieces, text[position:]
 
 
+def opens_thought(opening: str) -> bool:
+    """Whether a turn behind this opening begins within a thought."""
+    _, begun, rest = opening.rpartition(THOUGHT)
+    return bool(begun) and THOUGHT_END not in rest
+
+
 def read_template(tokenizer: Any) -> Turns:
     """The pieces of the tokenizer's chat template. Raises `ConfigurationError` for one that cannot be appended to."""
     first: ConfigurationError | None = None
@@ -119,15 +127,17 @@ def _read(dialect: _Dialect) -> Turns:
         _check_growing(dialect, order)
     notes = _complete(dialect, between)
     opening: dict[str, str] = {}
+    first: dict[str, str] = {}
     for order in (("system", "user"), ("system", "user", "assistant", "tool")):
         opening[order[-1]], note = _opening(dialect, order, between)
+        first[order[-1]] = _end_of_thought(dialect, order, opening[order[-1]])
         notes += [note] if note and note not in notes else []
     if "because" not in dialect.render([("user", "why"), ("assistant", _THOUGHTS), ("user", "so")]):
         notes.append(
             "it drops thoughts of earlier turns; here they stay, as sampled, and take their room in the context"
         )
     closing = dialect.marked(("system", "user", "assistant"))[2]
-    return Turns(start, between, opening, closing, tuple(notes))
+    return Turns(start, between, opening, first, closing, tuple(notes))
 
 
 def _complete(dialect: _Dialect, between: dict[tuple[str, str], str]) -> list[str]:
@@ -168,3 +178,13 @@ def _opening(dialect: _Dialect, order: Sequence[str], between: Mapping[tuple[str
         f"the chat template's generation prompt {opened!r} differs from its assistant turns ({earlier!r}); give "
         "another template"
     )
+
+
+def _end_of_thought(dialect: _Dialect, order: Sequence[str], opened: str) -> str:
+    """What ends the thought that `opened` begins, as the template writes it in a last turn without one; "" where it
+    begins none."""
+    if not opens_thought(opened):
+        return ""
+    written = dialect.marked((*order, "assistant"))[1][-1]
+    end = written.removeprefix(opened) if written.startswith(opened) else ""
+    return end if THOUGHT_END in end else f"\n{THOUGHT_END}\n\n"

@@ -43,12 +43,14 @@ def _special(tokenizer: Any, written: frozenset[int]) -> Iterator[tuple[int, str
 @dataclass
 class Conversation:
     """A conversation as token ids. `sampled` marks the ids that the policy sampled (the ones that are trained on);
-    `logprobs` are theirs, 0 elsewhere; `shared` leading ids are equal for all episodes of the target."""
+    `logprobs` are theirs, 0 elsewhere; `shared` leading ids are equal for all episodes of the target. A message of role
+    `before` stands in front of the turn that is to be sampled."""
 
     ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shared: int = 0
+    before: str = "user"
 
     def append(self, ids: Sequence[int], sampled: bool, logprobs: Sequence[float] = ()) -> None:
         """Add ids at the end; nothing before them ever changes."""
@@ -87,6 +89,7 @@ class Renderer:
         self._start, self._opened = self._marked(turns.start), turns.opening["user"]
         self._between = {pair: self._marked(text) for pair, text in turns.between.items()}
         self._opening = {role: self._marked(text) for role, text in turns.opening.items()}
+        self._first = {role: self._marked(text) for role, text in turns.first.items()}
         written = frozenset(i for ids in (self._start, *self._between.values(), *self._opening.values()) for i in ids)
         special = dict(_special(tokenizer, written))
         self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
@@ -192,8 +195,8 @@ class Renderer:
         self._extend(conversation, then[0].role, then[1:])
 
     def demonstration(self, prompt: Prompt, messages: Sequence[Message]) -> Conversation:
-        """A conversation in which the assistant's turns count as sampled, each ended as the model would end it;
-        `messages` begin with others' and end with a turn of its own."""
+        """A conversation in which the assistant's turns count as sampled, each begun and ended as the model would do
+        it; `messages` begin with others' and end with a turn of its own."""
         messages = self.calls.turns(messages)
         turns = [place for place, message in enumerate(messages) if message.role == ANSWERS]
         conversation = self.start(prompt, messages[: turns[0]])
@@ -201,7 +204,8 @@ class Renderer:
             then = messages[place + 1 : after]
             # `answer` refuses roles that nothing can follow.
             end = self._ends.get(then[0].role, self._ends["user"])[0] if then else self.end_id
-            ids = [*self._encode(self.content(messages[place], prompt.tools)), end]
+            first = self._first.get(conversation.before, ())
+            ids = [*first, *self._encode(self.content(messages[place], prompt.tools)), end]
             self.answer(conversation, ids, [0.0] * len(ids), then)
         return conversation
 
@@ -218,6 +222,7 @@ class Renderer:
             conversation.append(self._encode(self.content(message, tools)), False)
             last = message.role
         conversation.append(self.opening(last), False)
+        conversation.before = last
 
     def opening(self, before: str) -> list[int]:
         """The ids that stand between a message of role `before` and a turn that is to be sampled."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import groupby
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
-from environments.contract import Message, Prompt
+from environments.contract import Message, Prompt, ToolCall
 from errors import ConfigurationError
 from models.chat_template import FOLLOWING
 from models.renderer import Renderer
@@ -102,6 +103,28 @@ def test_thoughts_are_no_part_of_an_action(name: str, text: str, answer: str | N
     reader = TurnReader(renderer)
     shown = "".join(reader.feed([i]) for i in ids)
     assert shown + reader.finish()[1] == (answer or "")
+
+
+REFUND = {"type": "object", "properties": {"order": {"type": "integer"}}}
+TOOLS = ({"type": "function", "function": {"name": "refund", "parameters": REFUND}},)
+
+
+@pytest.mark.parametrize("calls", ["compact", "json"])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("qwen3", ""), ("qwen3_5_think", "\n</think>\n\n"), ("deepseek_r1_distill", "\n</think>\n\n"), ("glm4moe", "")],
+)
+def test_a_demonstrated_turn_is_read_as_what_it_demonstrates(name: str, first: str, calls: str) -> None:
+    """Also where the template has begun a thought before it: that has to end first."""
+    renderer, call = made(name, calls), ToolCall("refund", {"order": 5}, "call_0")
+    said = [Message("user", "refund 5"), Message("assistant", "", (call,)), Message("user", "so?")]
+    talk = renderer.demonstration(Prompt("Be short.", TOOLS), [*said, Message("assistant", "Done.")])
+    marked = zip(talk.ids, talk.sampled, strict=True)
+    turns = [[i for i, _ in part] for mine, part in groupby(marked, key=lambda pair: pair[1]) if mine]
+    assert [text_of(renderer, ids).startswith(first) for ids in turns] == [True, True]
+    asked, told = (renderer.read(ids, TOOLS) for ids in turns)
+    assert (asked.tool_calls, asked.malformed) == ((call,), "")
+    assert (told.content, told.malformed) == ("Done.", "")
 
 
 GROWS = CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ '!' if loop.first and messages | length < 3 }}")
