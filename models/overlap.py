@@ -133,7 +133,7 @@ class Overlap:
         try:
             if generation.problem is not None:
                 raise generation.problem
-            action = self.renderer.read(generation.ids, playing.tools)
+            action = self.renderer.read(generation.ids, playing.tools, playing.conversation.before)
         except TraceError as problem:
             self._end(playing, Termination.ERROR, problem)
             return

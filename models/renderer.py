@@ -21,7 +21,7 @@ from tokenizers import decoders
 from environments.contract import Action, Message, Prompt, content_hash
 from errors import ConfigurationError
 from models.call_formats import FORMATS
-from models.chat_template import THOUGHT, THOUGHT_END, read_template
+from models.chat_template import THOUGHT, THOUGHT_END, opens_thought, read_template
 
 logger = logging.getLogger("trace.models")
 
@@ -86,7 +86,7 @@ class Renderer:
             logger.warning("the chat template is not followed to the letter: %s", note)
         # All at once: the tokenizer keeps how special tokens are read as a setting of its own, and a server encodes in
         # several threads. Whoever changed it later would change what others are encoding.
-        self._start, self._opened = self._marked(turns.start), turns.opening["user"]
+        self._start, self._opened = self._marked(turns.start), turns.opening
         self._between = {pair: self._marked(text) for pair, text in turns.between.items()}
         self._opening = {role: self._marked(text) for role, text in turns.opening.items()}
         self._first = {role: self._marked(text) for role, text in turns.first.items()}
@@ -104,6 +104,7 @@ class Renderer:
         self._last = frozenset(closing[:1]) - ends
         self.stop_ids = ends | self._last
         self.thinks = THOUGHT_END in str(tokenizer.chat_template)
+        self._revised = ["thoughts by role"] if len(set(map(opens_thought, turns.opening.values()))) > 1 else []
         # Whether ids spell bytes, one after the other: what some spell does not depend on those before them.
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         self.bytewise = isinstance(decoder, decoders.ByteLevel) and not tokenizer.clean_up_tokenization_spaces
@@ -157,8 +158,9 @@ class Renderer:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of template and call format; part of a policy's identity."""
-        return content_hash([self.tokenizer.chat_template, self.calls.name])
+        """Hash of template and call format, and of what is written or read otherwise than in earlier versions; part of
+        a policy's identity."""
+        return content_hash([self.tokenizer.chat_template, self.calls.name, *self._revised])
 
     def content(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The text of a message, given the tools on offer."""
@@ -239,23 +241,25 @@ class Renderer:
                 f"no turn of {after!r} may follow one of {before!r}; merge such messages into one"
             ) from None
 
-    def read(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Action:
-        """The action that a sampled turn stands for, given the tools on offer."""
+    def read(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], before: str = "user") -> Action:
+        """The action that a turn stands for that was sampled behind a message of role `before`, given the tools on
+        offer."""
         text = self.text_of(ids)
-        answer = self.answer_in(text)
+        answer = self.answer_in(text, before)
         return Action(malformed=text.strip()) if answer is None else self.calls.read(answer, tools)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """What sampled ids spell, without what ended the turn."""
         return str(self.tokenizer.decode([i for i in ids if i not in self.stop_ids], skip_special_tokens=False))
 
-    def answer_in(self, text: str) -> str | None:
-        """The part of a turn's text behind its thoughts; None while these have no end."""
+    def answer_in(self, text: str, before: str = "user") -> str | None:
+        """The part of a turn's text behind its thoughts, which the template may have begun behind a message of role
+        `before`; None while these have no end."""
         if not self.thinks:
             return text
         _, end, answer = text.rpartition(THOUGHT_END)
         if end:
             return answer.lstrip("\n")
-        opened = self._opened.rpartition(THOUGHT)
-        begun = THOUGHT_END not in opened[2] if opened[1] else text.lstrip().startswith(THOUGHT)
+        opened = self._opened.get(before, "")
+        begun = opens_thought(opened) if THOUGHT in opened else text.lstrip().startswith(THOUGHT)
         return None if begun else text

@@ -105,6 +105,31 @@ def test_thoughts_are_no_part_of_an_action(name: str, text: str, answer: str | N
     assert shown + reader.finish()[1] == (answer or "")
 
 
+@pytest.mark.parametrize(
+    ("before", "text", "answer"),
+    [
+        ("tool", "Done.", "Done."),
+        ("tool", "<think>\nwhy\n</think>\n\nDone.", "Done."),
+        ("tool", "<think>\nwhy", None),
+        ("user", "Done.", None),
+    ],
+)
+def test_whether_a_thought_was_begun_is_told_by_what_stands_before_the_turn(
+    before: str, text: str, answer: str | None
+) -> None:
+    """DeepSeek-R1's template begins a thought behind a user's turn, and none behind a result."""
+    renderer = made("deepseek_r1_distill")
+    messages = [Message("user", "refund 5"), Message("assistant", "On it."), Message("tool", "ok")]
+    talk = renderer.start(Prompt("Be short."), messages if before == "tool" else messages[:1])
+    assert talk.before == before
+    ids = [*renderer.text_ids(text), renderer.end_id]
+    action = renderer.read(ids, (), talk.before)
+    assert (action.content, action.malformed) == ((answer, "") if answer is not None else ("", text))
+    reader = TurnReader(renderer, before=talk.before)
+    shown = "".join(reader.feed([i]) for i in ids)
+    assert shown + reader.finish()[1] == (answer or "")
+
+
 REFUND = {"type": "object", "properties": {"order": {"type": "integer"}}}
 TOOLS = ({"type": "function", "function": {"name": "refund", "parameters": REFUND}},)
 

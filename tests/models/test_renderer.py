@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Message, Prompt, ToolCall
+from environments.contract import Message, Prompt, ToolCall, content_hash
 from errors import ConfigurationError
 from models import renderer as renderer_file
 from models.call_formats import CompactCalls, JsonCalls
 from models.renderer import Renderer
-from tests.tokenizers_trained import CHATML, byte_level, header_tokenizer, metaspace_tokenizer
+from tests.tokenizers_trained import CHATML, byte_level, header_tokenizer, metaspace_tokenizer, shipped_tokenizer
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
@@ -276,6 +276,14 @@ def test_fingerprint_tells_templates_and_formats_apart() -> None:
         Renderer(t, c).fingerprint for t in (header_tokenizer(), metaspace_tokenizer()) for c in ("compact", "json")
     }
     assert len(prints) == 4
+
+
+@pytest.mark.parametrize(("name", "kept"), [("", True), ("qwen3", True), ("deepseek_r1_distill", False)])
+def test_a_fingerprint_changes_where_a_template_is_written_or_read_otherwise_than_before(name: str, kept: bool) -> None:
+    """What was played with a base is looked up by it: of others, such as the embedded one, it stays."""
+    tokenizer = shipped_tokenizer(name) if name else smollm2()
+    made = Renderer(tokenizer, "json").fingerprint
+    assert (made == content_hash([tokenizer.chat_template, "json"])) is kept
 
 
 def test_ids_are_kept_of_so_many_characters_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ BROKEN = "\ufffd"  # what decoding gives for the first bytes of a character whos
 
 
 class TurnReader:
-    """One turn. `plain` reads no calls (text completions), `one_call` the first of a turn's alone."""
+    """One turn, behind a message of role `before`. `plain` reads no calls (text completions), `one_call` the first of a
+    turn's alone."""
 
     def __init__(
         self,
@@ -29,8 +30,9 @@ class TurnReader:
         stop: Sequence[str] = (),
         plain: bool = False,
         one_call: bool = False,
+        before: str = "user",
     ) -> None:
-        self._renderer, self._tools, self._stop = renderer, tools, tuple(stop)
+        self._renderer, self._tools, self._stop, self._before = renderer, tools, tuple(stop), before
         self._plain, self._one_call = plain, one_call
         self._names = () if plain else tuple(tool["function"]["name"] for tool in tools)
         self._compact = isinstance(renderer.calls, CompactCalls)
@@ -82,7 +84,7 @@ class TurnReader:
         if not self._plain:
             # Thoughts are not for clients, nor is what may become their beginning.
             begins = not whole and self._renderer.thinks and THOUGHT.startswith(text.strip())
-            text = "" if begins else self._renderer.answer_in(text) or ""
+            text = "" if begins else self._renderer.answer_in(text, self._before) or ""
         found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
         if found:
             self.stopped = True

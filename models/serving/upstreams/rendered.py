@@ -11,7 +11,7 @@ from typing import Any
 from environments.contract import Message, Prompt
 from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.policy import Generation, Request, Sampling
-from models.renderer import Renderer
+from models.renderer import Conversation, Renderer
 from models.serving.openai_api.errors import ApiError, too_long
 from models.serving.openai_api.requests import DONE, Envelope, Usage, event, refuse_unsupported, to_messages
 from models.serving.openai_api.turn_reader import TurnReader
@@ -92,8 +92,8 @@ class RenderedUpstream:
         refuse_unsupported(asked)
         # A long prompt takes its time to become tokens: others are not kept waiting for it.
         render = self._rendered
-        ids, shared, tools = await asyncio.to_thread(render, turn) if asked.size > LONG else render(turn)
-        context = self.engine.context
+        talk, tools = await asyncio.to_thread(render, turn) if asked.size > LONG else render(turn)
+        ids, context = talk.ids, self.engine.context
         room = context - len(ids)
         if room < max(1, asked.max_tokens or 1):
             more = f" and {asked.max_tokens} are asked for" if asked.max_tokens else ""
@@ -103,19 +103,19 @@ class RenderedUpstream:
         temperature = self.temperature if asked.temperature is None else asked.temperature
         sampling = Sampling(temperature, longest, seed)
         name = turn.adapter.name if turn.adapter else None
-        reader = TurnReader(self.renderer, tools, asked.stop, not asked.chat, asked.one_call)
-        return reader, Request(turn.conversation, ids, sampling, name, shared)
+        reader = TurnReader(self.renderer, tools, asked.stop, not asked.chat, asked.one_call, talk.before)
+        return reader, Request(turn.conversation, ids, sampling, name, talk.shared if turn.prompt else 0)
 
-    def _rendered(self, turn: Turn) -> tuple[list[int], int, Sequence[Mapping[str, Any]]]:
-        """Prompt ids, how many of them others share, and the tools on offer."""
+    def _rendered(self, turn: Turn) -> tuple[Conversation, Sequence[Mapping[str, Any]]]:
+        """The conversation up to the turn that is asked for, and the tools on offer."""
         asked, renderer = turn.asked, self.renderer
         if not asked.chat:
             if not isinstance(asked.prompt, str):
                 highest = len(renderer.tokenizer)
                 if any(not 0 <= i < highest for i in asked.prompt):
                     raise ApiError(400, f"prompt holds a token id outside 0 to {highest - 1}", param="prompt")
-                return list(asked.prompt), 0, ()
-            return renderer.text_ids(asked.prompt), 0, ()
+                return Conversation(list(asked.prompt)), ()
+            return Conversation(renderer.text_ids(asked.prompt)), ()
         messages = to_messages(asked.messages)
         own = turn.prompt or Prompt()
         instructions, tools = own.instructions, asked.tools or own.tools
@@ -127,7 +127,7 @@ class RenderedUpstream:
             talk = renderer.start(Prompt(instructions, tools, own.examples), messages)
         except ConfigurationError as problem:
             raise ApiError(400, str(problem), param="messages") from None
-        return talk.ids, talk.shared if turn.prompt else 0, tools
+        return talk, tools
 
     def _end(self, turn: Turn, reader: TurnReader, request: Request, done: Generation | None) -> dict[str, Any]:
         """The body of the whole answer; fills in what others want to know of it."""
