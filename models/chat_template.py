@@ -9,6 +9,7 @@ has them begun in the channel of answers. A template that asks for the date is a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +28,8 @@ _ORDERS: tuple[tuple[str, ...], ...] = (
 # The roles that may stand one behind the other, in the words of whichever model: what is read off a template.
 FOLLOWING = frozenset(pair for order in _ORDERS for pair in pairwise(order))
 THOUGHT, THOUGHT_END = "<think>", "</think>"
+# As other models mark theirs: `<seed:think>`, `[THINK]`, `<|START_THINKING|>`.
+_OTHER_THOUGHTS = re.compile(r"<[^<>/\s]*think[^<>/\s]*>|\[THINK\]", re.IGNORECASE)
 _THOUGHTS = f"{THOUGHT}\nbecause\n{THOUGHT_END}\n\ntherefore"
 
 
@@ -136,6 +139,9 @@ def _read(dialect: _Dialect) -> Turns:
         notes.append(
             "it drops thoughts of earlier turns; here they stay, as sampled, and take their room in the context"
         )
+    template = str(dialect.tokenizer.get_chat_template())
+    if THOUGHT not in template and (other := _OTHER_THOUGHTS.search(template)):
+        notes.append(f"it has {other[0]!r}; thoughts are told by {THOUGHT} and {THOUGHT_END} alone, others are content")
     closing = dialect.marked(("system", "user", "assistant"))[2]
     return Turns(start, between, opening, first, closing, tuple(notes))
 

@@ -103,8 +103,10 @@ class Renderer:
         closing = [i for i in self._marked(turns.closing) if i in self._special_ids]
         self._last = frozenset(closing[:1]) - ends
         self.stop_ids = ends | self._last
-        self.thinks = THOUGHT_END in str(tokenizer.chat_template)
-        self._revised = ["thoughts by role"] if len(set(map(opens_thought, turns.opening.values()))) > 1 else []
+        begun, ended = set(map(opens_thought, turns.opening.values())), THOUGHT_END in str(tokenizer.chat_template)
+        self.thinks = ended or True in begun
+        self._revised = ["thoughts by role"] if len(begun) > 1 else []
+        self._revised += ["thoughts of the opening"] if self.thinks and not ended else []
         # Whether ids spell bytes, one after the other: what some spell does not depend on those before them.
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         self.bytewise = isinstance(decoder, decoders.ByteLevel) and not tokenizer.clean_up_tokenization_spaces

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from environments.contract import Message, Prompt, ToolCall
+from environments.contract import Message, Prompt, ToolCall, content_hash
 from errors import ConfigurationError
 from models.chat_template import FOLLOWING
 from models.renderer import Renderer
@@ -103,6 +103,29 @@ def test_thoughts_are_no_part_of_an_action(name: str, text: str, answer: str | N
     reader = TurnReader(renderer)
     shown = "".join(reader.feed([i]) for i in ids)
     assert shown + reader.finish()[1] == (answer or "")
+
+
+# As Olmo 3's: it begins a thought, and has no word of its end.
+BEGINS = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")
+
+
+@pytest.mark.parametrize(("text", "answer"), [("why\n</think>\n\nyes", "yes"), ("why it", None)])
+def test_thoughts_that_only_the_opening_tells_of_are_none_of_an_action_either(text: str, answer: str | None) -> None:
+    renderer = Renderer(byte_level(["<|im_start|>", "<|im_end|>"], BEGINS), "json")
+    ids = [*renderer.text_ids(text), renderer.end_id]
+    action = renderer.read(ids, ())
+    assert (action.content, action.malformed) == ((answer, "") if answer is not None else ("", text))
+    reader = TurnReader(renderer)
+    assert "".join(reader.feed([i]) for i in ids) + reader.finish()[1] == (answer or "")
+    assert renderer.fingerprint != content_hash([BEGINS, "json"]), "it was read otherwise"
+
+
+@pytest.mark.parametrize("marker", ["<seed:think>", "[THINK]", "<|START_THINKING|>"])
+def test_other_marks_of_thoughts_are_said_to_be_content(marker: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        Renderer(byte_level(["<|im_start|>", "<|im_end|>"], f"{CHATML}{{# {marker} #}}"))
+    (said,) = caplog.messages
+    assert f"it has {marker!r}; thoughts are told by <think>" in said
 
 
 @pytest.mark.parametrize(
