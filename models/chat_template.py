@@ -9,9 +9,10 @@ has them begun in the channel of answers. A template that asks for the date is a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +29,7 @@ _ORDERS: tuple[tuple[str, ...], ...] = (
 # The roles that may stand one behind the other, in the words of whichever model: what is read off a template.
 FOLLOWING = frozenset(pair for order in _ORDERS for pair in pairwise(order))
 THOUGHT, THOUGHT_END = "<think>", "</think>"
+_RESULT = 'it said "no" \\ or\nso'  # with what JSON escapes
 # As other models mark theirs: `<seed:think>`, `[THINK]`, `<|START_THINKING|>`.
 _OTHER_THOUGHTS = re.compile(r"<[^<>/\s]*think[^<>/\s]*>|\[THINK\]", re.IGNORECASE)
 _THOUGHTS = f"{THOUGHT}\nbecause\n{THOUGHT_END}\n\ntherefore"
@@ -41,24 +43,27 @@ class _Fails(ConfigurationError):
 class Turns:
     """`start` stands before the first content, `between` between contents of two roles, `opening` after the content of
     a role and before a turn that is to be sampled; such a turn without thoughts of its own begins with `first`.
-    `closing` is what the template writes behind a turn that nothing follows. `notes` say where conversations depart
-    from what the template would write."""
+    `closing` is what the template writes behind a turn that nothing follows. `quoted`: results are written as JSON
+    strings, whose quotes are no part of what stands around them. `notes` say where conversations depart from what the
+    template would write."""
 
     start: str
     between: Mapping[tuple[str, str], str]
     opening: Mapping[str, str]
     first: Mapping[str, str]
     closing: str
+    quoted: bool
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Dialect:
-    """A template, with the roles that it does not know put inside user turns."""
+    """A template, with the roles that it does not know put inside user turns; `quoted`: it writes results as JSON."""
 
     tokenizer: Any
     system: bool = True
     tool: bool = True
+    quoted: bool = False
 
     def render(self, messages: Sequence[tuple[str, str]], generation: bool = False) -> str:
         """The text of (role, content) messages."""
@@ -87,12 +92,18 @@ class _Dialect:
         text = self.render(list(zip([role for _, role in shown], marks, strict=True)), generation)
         pieces, position = [], 0
         for (_, role), mark in zip(shown, marks, strict=True):
+            mark = quoted(mark) if self.quoted and role == "tool" else mark
             found = text.find(mark, position)
             if found < 0:
                 raise _Fails(f"the chat template drops {role!r} messages; give one that shows all roles")
             pieces.append(text[position:found])
             position = found + len(mark)
         return [role for _, role in shown], pieces, text[position:]
+
+
+def quoted(content: str) -> str:
+    """A content as a JSON string, as templates write one by `tojson`."""
+    return json.dumps(content, ensure_ascii=False)
 
 
 def opens_thought(opening: str) -> bool:
@@ -106,14 +117,26 @@ def read_template(tokenizer: Any) -> Turns:
     first: ConfigurationError | None = None
     for system, tool in ((True, True), (True, False), (False, True), (False, False)):
         try:
-            return _read(_Dialect(tokenizer, system, tool))
+            return _read(*_result_written(_Dialect(tokenizer, system, tool)))
         except _Fails as problem:
             first = first or problem
     assert first is not None
     raise first
 
 
-def _read(dialect: _Dialect) -> Turns:
+def _result_written(dialect: _Dialect) -> tuple[_Dialect, list[str]]:
+    """The dialect with whether it writes results as JSON, and a note where it changes them otherwise."""
+    if not dialect.tool:
+        return dialect, []
+    text = dialect.render([("system", "be"), ("user", "why"), ("assistant", "so"), ("tool", _RESULT)])
+    if _RESULT in text:
+        return dialect, []
+    if quoted(_RESULT) in text:
+        return replace(dialect, quoted=True), []
+    return dialect, ["it changes quotes, backslashes or line breaks of results; here they are written as they are"]
+
+
+def _read(dialect: _Dialect, notes: list[str]) -> Turns:
     between: dict[tuple[str, str], str] = {}
     start = ""
     for order in _ORDERS:
@@ -128,7 +151,7 @@ def _read(dialect: _Dialect) -> Turns:
                     f"{pair[0]} and {pair[1]}); give an append-only template"
                 )
         _check_growing(dialect, order)
-    notes = _complete(dialect, between)
+    notes = [*notes, *_complete(dialect, between)]
     opening: dict[str, str] = {}
     first: dict[str, str] = {}
     for order in (("system", "user"), ("system", "user", "assistant", "tool")):
@@ -143,7 +166,7 @@ def _read(dialect: _Dialect) -> Turns:
     if THOUGHT not in template and (other := _OTHER_THOUGHTS.search(template)):
         notes.append(f"it has {other[0]!r}; thoughts are told by {THOUGHT} and {THOUGHT_END} alone, others are content")
     closing = dialect.marked(("system", "user", "assistant"))[2]
-    return Turns(start, between, opening, first, closing, tuple(notes))
+    return Turns(start, between, opening, first, closing, dialect.quoted, tuple(notes))
 
 
 def _complete(dialect: _Dialect, between: dict[tuple[str, str], str]) -> list[str]:

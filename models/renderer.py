@@ -21,7 +21,7 @@ from tokenizers import decoders
 from environments.contract import Action, Message, Prompt, content_hash
 from errors import ConfigurationError
 from models.call_formats import FORMATS
-from models.chat_template import THOUGHT, THOUGHT_END, opens_thought, read_template
+from models.chat_template import THOUGHT, THOUGHT_END, opens_thought, quoted, read_template
 
 logger = logging.getLogger("trace.models")
 
@@ -82,6 +82,7 @@ class Renderer:
         )
         self._kept = cached(kept, lock=threading.Lock())(lambda text: (text, self._encoded(text)))
         turns = read_template(tokenizer)
+        self._quoted = turns.quoted
         for note in turns.notes:
             logger.warning("the chat template is not followed to the letter: %s", note)
         # All at once: the tokenizer keeps how special tokens are read as a setting of its own, and a server encodes in
@@ -106,6 +107,7 @@ class Renderer:
         begun, ended = set(map(opens_thought, turns.opening.values())), THOUGHT_END in str(tokenizer.chat_template)
         self.thinks = ended or True in begun
         self._revised = ["thoughts by role"] if len(begun) > 1 else []
+        self._revised += ["results as JSON"] if turns.quoted else []
         self._revised += ["thoughts of the opening"] if self.thinks and not ended else []
         # Whether ids spell bytes, one after the other: what some spell does not depend on those before them.
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
@@ -167,7 +169,7 @@ class Renderer:
     def content(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The text of a message, given the tools on offer."""
         if message.role != ANSWERS:
-            return message.content
+            return quoted(message.content) if message.role == "tool" and self._quoted else message.content
         return self.calls.write(message.content, message.tool_calls, tools)
 
     def start(self, prompt: Prompt, first: Sequence[Message]) -> Conversation:

@@ -71,16 +71,33 @@ def test_a_known_template_is_appended_to(name: str, caplog: pytest.LogCaptureFix
     assert sorted(words, key=whole.index) == list(words)
 
 
-@pytest.mark.parametrize("name", ["qwen3_instruct_2507", "llama3_2", "gemma3"])
-def test_a_prompt_spells_what_the_template_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+RESULT = '{"error": "no order 5"}\nsee "orders" \\ é'
+
+
+@pytest.mark.parametrize("name", ["qwen3_instruct_2507", "qwen2_5", "llama3_1", "llama3_2", "gemma3"])
+def test_a_prompt_spells_what_the_template_writes(name: str) -> None:
+    """Of results, too: some templates write them as JSON."""
     renderer = made(name)
     messages = [("system", "Be short."), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    if name != "gemma3":  # which knows no results
+        messages += [("assistant", "d"), ("tool", RESULT)]
     talk = renderer.start(
-        Prompt("Be short.", (), (Message("user", "a"), Message("assistant", "b"))), [Message("user", "c")]
+        Prompt("Be short.", (), (Message("user", "a"), Message("assistant", "b"))),
+        [Message(role, content) for role, content in messages[3:]],
     )
     given: Any = [{"role": role, "content": content} for role, content in messages]
     whole = renderer.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
-    assert text_of(renderer, talk.ids) == re.sub(r"Today Date: .*", "Today Date: 01 Jan 2025", whole)
+    if name == "llama3_2":  # which asks for today's date
+        whole = re.sub(r"Today Date: .*", "Today Date: 01 Jan 2025", whole)
+    assert text_of(renderer, talk.ids) == whole
+
+
+def test_of_results_that_a_template_changes_otherwise_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    template = CHATML.replace("{{ m['content'] }}", "{{ m['content'] | replace('\"', '&quot;') }}")
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        Renderer(byte_level(["<|im_start|>", "<|im_end|>"], template))
+    (said,) = caplog.messages
+    assert "it changes quotes, backslashes or line breaks of results" in said
 
 
 @pytest.mark.parametrize(

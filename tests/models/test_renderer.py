@@ -278,7 +278,9 @@ def test_fingerprint_tells_templates_and_formats_apart() -> None:
     assert len(prints) == 4
 
 
-@pytest.mark.parametrize(("name", "kept"), [("", True), ("qwen3", True), ("deepseek_r1_distill", False)])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("", True), ("qwen3", True), ("llama3_2", False), ("deepseek_r1_distill", False)]
+)
 def test_a_fingerprint_changes_where_a_template_is_written_or_read_otherwise_than_before(name: str, kept: bool) -> None:
     """What was played with a base is looked up by it: of others, such as the embedded one, it stays."""
     tokenizer = shipped_tokenizer(name) if name else smollm2()
