@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from environments.contract import Target
@@ -37,13 +36,10 @@ MUCH = 0.2
 
 
 def config_of(name: str) -> Mapping[str, Any]:
-    """The configuration of a base model, as `config.json` has it."""
+    """The configuration of a base model. What its `config.json` leaves out is what the class of its architecture has:
+    Gemma's ties its words, Llama's does not."""
     if name == EMBEDDED:
         return EMBEDDED_CONFIG
-    file = Path(name) / "config.json"
-    if file.is_file():
-        found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found
     from transformers import AutoConfig
 
     loaded: Mapping[str, Any] = AutoConfig.from_pretrained(name).to_dict()

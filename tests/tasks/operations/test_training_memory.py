@@ -12,6 +12,7 @@ from environments.targets.shop.target import target
 from errors import ConfigurationError
 from flows import improve as flow
 from flows.improve import ImproveParameters
+from models.training.memory import Shape
 from settings import load_settings
 from tasks.operations import training_memory
 from tasks.operations.devices import check_gpu
@@ -109,6 +110,20 @@ def test_a_gpu_too_small_is_refused_before_anything_is_played(
     said = r"a training of .*4b takes at least .* the GPU has 6\.0 GiB free of 7\.0 GiB; take a smaller"
     with pytest.raises(ConfigurationError, match=said):
         flow.improve.fn(given)
+
+
+def test_what_a_configuration_leaves_out_is_what_its_architecture_has(tmp_path: Path) -> None:
+    """Gemma's words are tied, and its files do not say so: counted twice, trainings were refused that fit."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
+    shape |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256_000}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    counted = sum(weight.numel() for weight in model.parameters())
+    assert Shape.of(config_of(str(tmp_path))).parameters == pytest.approx(counted, rel=0.001)
 
 
 @pytest.fixture
