@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from errors import ConfigurationError
 from models.local.shapes import experts_of
 from models.training.records import TrainingSettings
 
@@ -28,6 +29,8 @@ HEAD_ROWS = 64
 HEAD = HEAD_ROWS * 3 * 4
 # Bytes of a weight of the adapter: itself, its gradient and Adam's two moments, in fp32.
 LEARNT = 16
+# What a configuration has to name, beside the width of its layers' inner part.
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 # What the names of architectures begin with that norm queries and keys; others say so by `use_qk_norm`.
 NORMED = ("qwen3", "gemma3", "olmo2", "olmo3")
 
@@ -51,13 +54,20 @@ class Shape:
     fused: bool
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Shape:
-        """From what `config.json` says; of a model that also sees, its language model."""
+    def of(cls, config: Mapping[str, Any], base: str = "") -> Shape:
+        """From what the configuration of a model (`base`) says; of one that also sees, its language model. Raises
+        `ConfigurationError` for one that names its sizes otherwise, such as Falcon's or GPT-2's."""
         given = config.get("text_config") or config
-        heads = int(given["num_attention_heads"])
         experts, chosen = experts_of(given)
         inner = given.get("moe_intermediate_size") if experts > 1 else None
         kind = str(given.get("model_type") or "")
+        needed = [*SIZES, *([] if inner else ["intermediate_size"])]
+        if lacking := [name for name in needed if not given.get(name)]:
+            raise ConfigurationError(
+                f"the memory that a training of {base or 'a model'} (type {kind or 'unknown'}) takes cannot be told: "
+                f"its configuration has no {', '.join(lacking)}; give a base_model that names its sizes so"
+            )
+        heads = int(given["num_attention_heads"])
         return cls(
             hidden=int(given["hidden_size"]),
             layers=int(given["num_hidden_layers"]),

@@ -108,7 +108,7 @@ def _peak(settings: Settings, answers: int, opening: int, playing: int) -> Peak:
     stored = min(settings.rollout.rows, playing) * room_for(row, context)
     parts = training_processes(settings) if settings.devices.shard else 1
     batch = Batch(rows, tokens, row, opening, stored)
-    peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local, parts)
+    peak = expected_peak(Shape.of(config, settings.base_model), train, batch, width, _kind(), local, parts)
     return peak.times(_together(settings) * training_processes(settings) if _kind() == "cpu" else 1)
 
 
@@ -138,7 +138,7 @@ def _there(settings: Settings) -> Memory:
         return Memory(given, given)
     own = 0
     if _kind() == "cuda" and made_apart(settings) and not settings.devices.shard:
-        own = resident(Shape.of(config_of(settings.base_model)), _width(settings))
+        own = resident(Shape.of(config_of(settings.base_model), settings.base_model), _width(settings))
     return memory_there(_kind(), settings.devices.sleep, _gpus(settings), own)
 
 

@@ -126,6 +126,24 @@ def test_what_a_configuration_leaves_out_is_what_its_architecture_has(tmp_path: 
     assert Shape.of(config_of(str(tmp_path))).parameters == pytest.approx(counted, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    ("shape", "lacking"),
+    [
+        ({"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4}, "intermediate_size"),
+        ({"model_type": "gpt2", "n_embd": 64, "n_head": 4}, "hidden_size, num_hidden_layers, num_attention_heads, int"),
+    ],
+)
+def test_a_base_that_names_its_sizes_otherwise_is_refused_by_name(
+    settings_folder: Path, shape: dict[str, Any], lacking: str
+) -> None:
+    folder = settings_folder / "other"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape))
+    said = rf"training of .*other \(type {shape['model_type']}\) takes .* has no {lacking}.*; give a base_model"
+    with pytest.raises(ConfigurationError, match=said):
+        flow.check_machine(load_settings(base_model=str(folder), dtype="float32", devices={"memory_gib": 64}))
+
+
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`gpus((6, 80), (70, 80))` are the GPUs that are seen, and how many GiB of each are free; those that were looked
