@@ -42,7 +42,8 @@ class _Fails(ConfigurationError):
 @dataclass(frozen=True)
 class Turns:
     """`start` stands before the first content, `between` between contents of two roles, `opening` after the content of
-    a role and before a turn that is to be sampled; such a turn without thoughts of its own begins with `first`.
+    a role and before a turn that is to be sampled; such a turn without thoughts of its own begins with `first`: with
+    the end of a thought that the opening begins, or with blanks that the opening leaves to it.
     `closing` is what the template writes behind a turn that nothing follows. `quoted`: results are written as JSON
     strings, whose quotes are no part of what stands around them. `notes` say where conversations depart from what the
     template would write."""
@@ -156,7 +157,7 @@ def _read(dialect: _Dialect, notes: list[str]) -> Turns:
     first: dict[str, str] = {}
     for order in (("system", "user"), ("system", "user", "assistant", "tool")):
         opening[order[-1]], note = _opening(dialect, order, between)
-        first[order[-1]] = _end_of_thought(dialect, order, opening[order[-1]])
+        first[order[-1]] = _first(dialect, order, opening[order[-1]], between[order[-1], "assistant"])
         notes += [note] if note and note not in notes else []
     if "because" not in dialect.render([("user", "why"), ("assistant", _THOUGHTS), ("user", "so")]):
         notes.append(
@@ -201,6 +202,8 @@ def _opening(dialect: _Dialect, order: Sequence[str], between: Mapping[tuple[str
         return opened, ""
     if THOUGHT in earlier and opened.partition(THOUGHT)[:2] == earlier.partition(THOUGHT)[:2]:
         return opened, ""  # the thoughts that it begins are those that are left out of earlier turns
+    if earlier.startswith(opened) and earlier[len(opened) :].isspace():
+        return opened, ""  # Llama 2: the model writes the blank itself, with its first word
     if earlier.startswith(opened):
         return earlier, f"sampled turns begin behind {earlier[len(opened) :]!r}, as earlier ones do: without thoughts"
     raise ConfigurationError(
@@ -209,11 +212,11 @@ def _opening(dialect: _Dialect, order: Sequence[str], between: Mapping[tuple[str
     )
 
 
-def _end_of_thought(dialect: _Dialect, order: Sequence[str], opened: str) -> str:
-    """What ends the thought that `opened` begins, as the template writes it in a last turn without one; "" where it
-    begins none."""
+def _first(dialect: _Dialect, order: Sequence[str], opened: str, earlier: str) -> str:
+    """What a turn behind `opened` begins with that has no thought. The end of one that was begun is as the template
+    writes it in a last turn."""
     if not opens_thought(opened):
-        return ""
+        return earlier.removeprefix(opened) if earlier.startswith(opened) else ""
     written = dialect.marked((*order, "assistant"))[1][-1]
     end = written.removeprefix(opened) if written.startswith(opened) else ""
     return end if THOUGHT_END in end else f"\n{THOUGHT_END}\n\n"

@@ -90,7 +90,7 @@ class Renderer:
         self._start, self._opened = self._marked(turns.start), turns.opening
         self._between = {pair: self._marked(text) for pair, text in turns.between.items()}
         self._opening = {role: self._marked(text) for role, text in turns.opening.items()}
-        self._first = {role: self._marked(text) for role, text in turns.first.items()}
+        self._first, self._blank = turns.first, {role for role, text in turns.first.items() if text.isspace()}
         written = frozenset(i for ids in (self._start, *self._between.values(), *self._opening.values()) for i in ids)
         special = dict(_special(tokenizer, written))
         self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
@@ -107,6 +107,7 @@ class Renderer:
         begun, ended = set(map(opens_thought, turns.opening.values())), THOUGHT_END in str(tokenizer.chat_template)
         self.thinks = ended or True in begun
         self._revised = ["thoughts by role"] if len(begun) > 1 else []
+        self._revised += ["blanks"] if self._blank else []
         self._revised += ["results as JSON"] if turns.quoted else []
         self._revised += ["thoughts of the opening"] if self.thinks and not ended else []
         # Whether ids spell bytes, one after the other: what some spell does not depend on those before them.
@@ -210,8 +211,9 @@ class Renderer:
             then = messages[place + 1 : after]
             # `answer` refuses roles that nothing can follow.
             end = self._ends.get(then[0].role, self._ends["user"])[0] if then else self.end_id
-            first = self._first.get(conversation.before, ())
-            ids = [*first, *self._encode(self.content(messages[place], prompt.tools)), end]
+            first, text = self._first.get(conversation.before, ""), self.content(messages[place], prompt.tools)
+            begun = conversation.before in self._blank  # a blank and the word behind it may be one token
+            ids = [*(self._encode(first + text) if begun else [*self._marked(first), *self._encode(text)]), end]
             self.answer(conversation, ids, [0.0] * len(ids), then)
         return conversation
 
@@ -257,8 +259,9 @@ class Renderer:
         return str(self.tokenizer.decode([i for i in ids if i not in self.stop_ids], skip_special_tokens=False))
 
     def answer_in(self, text: str, before: str = "user") -> str | None:
-        """The part of a turn's text behind its thoughts, which the template may have begun behind a message of role
-        `before`; None while these have no end."""
+        """The part of a turn's text behind its thoughts, and behind blanks that the template leaves to it; it may have
+        begun the thoughts behind a message of role `before`. None while these have no end."""
+        text = text.lstrip() if before in self._blank else text
         if not self.thinks:
             return text
         _, end, answer = text.rpartition(THOUGHT_END)

@@ -254,6 +254,26 @@ def test_a_word_of_the_language_ends_no_turn(template: str, ends: set[str], foll
     assert whole[whole.index("one") : whole.index("NEXT")] in text_of(renderer, cut.ids)
 
 
+def test_a_blank_that_the_generation_prompt_leaves_out_is_the_model_s_to_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As Llama 2's and Mistral's do: the first word of an answer is a token with its blank."""
+    tokenizer = byte_level(["<s>", "</s>"], SPACED)
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        renderer = Renderer(tokenizer, "json")
+    assert not caplog.messages
+    asked = renderer.start(Prompt("Be short."), [Message("user", "ASKED")])
+    given: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "ASKED"}]
+    assert text_of(renderer, asked.ids) == tokenizer.apply_chat_template(given, tokenize=False)
+    shown = renderer.demonstration(Prompt("Be short."), [Message("user", "ASKED"), Message("assistant", "error")])
+    ids = shown.ids[len(asked.ids) :]
+    assert ids == [*renderer.text_ids(" error"), renderer.end_id]
+    assert renderer.read(ids, ()).content == "error"
+    reader = TurnReader(renderer)
+    assert "".join(reader.feed([i]) for i in ids) + reader.finish()[1] == "error"
+    assert renderer.fingerprint != content_hash([SPACED, "json"]), "prompts ended in the blank"
+
+
 def test_a_template_whose_turns_nothing_ends_is_refused() -> None:
     why = r"ends no turn with a token of its own \('\\n(tool|user): ' follows\).*eos_token"
     with pytest.raises(ConfigurationError, match=why):
