@@ -22,6 +22,7 @@ from environments.contract import Action, Message, Prompt, content_hash
 from errors import ConfigurationError
 from models.call_formats import FORMATS
 from models.chat_template import THOUGHT, THOUGHT_END, opens_thought, quoted, read_template
+from models.segments import Piece, Segments, puts_blank
 
 logger = logging.getLogger("trace.models")
 
@@ -63,8 +64,9 @@ class Renderer:
     """Turns messages into ids for one tokenizer and one call format.
 
     The text of a conversation is contents with separators between them; a separator depends on the two roles that it
-    stands between. Each piece is encoded by itself, so appending never changes an id. Contents are encoded without
-    special tokens: an observation that spells an end-of-turn marker stays text.
+    stands between. Each piece is encoded by itself (`models/segments.py` has what some tokenizers need for that), so
+    appending never changes an id. Contents are encoded without special tokens: an observation that spells an
+    end-of-turn marker stays text.
     Raises `ConfigurationError` for a tokenizer without a chat template or with one that is not append-only.
     """
 
@@ -80,24 +82,30 @@ class Renderer:
         kept: LRUCache[Any, tuple[str, tuple[int, ...]]] = LRUCache(
             KEPT_CHARACTERS, getsizeof=lambda text_and_ids: max(least, len(text_and_ids[0]))
         )
-        self._kept = cached(kept, lock=threading.Lock())(lambda text: (text, self._encoded(text)))
+        self._kept = cached(kept, lock=threading.Lock())(lambda text, alone: (text, self._encoded(text, alone)))
         turns = read_template(tokenizer)
         self._quoted = turns.quoted
         for note in turns.notes:
             logger.warning("the chat template is not followed to the letter: %s", note)
         # All at once: the tokenizer keeps how special tokens are read as a setting of its own, and a server encodes in
         # several threads. Whoever changed it later would change what others are encoding.
-        self._start, self._opened = self._marked(turns.start), turns.opening
-        self._between = {pair: self._marked(text) for pair, text in turns.between.items()}
-        self._opening = {role: self._marked(text) for role, text in turns.opening.items()}
-        self._first, self._blank = turns.first, {role for role, text in turns.first.items() if text.isspace()}
-        written = frozenset(i for ids in (self._start, *self._between.values(), *self._opening.values()) for i in ids)
+        self._segments, self._opened = Segments.of(tokenizer), turns.opening
+        if self._segments is None and puts_blank(tokenizer):
+            logger.warning("the tokenizer puts a blank before every piece of a conversation, which has more of them so")
+        self._start = self._piece(turns.start, begins=True)
+        self._between = {pair: self._piece(text) for pair, text in turns.between.items()}
+        opening = {role: self._piece(text) for role, text in turns.opening.items()}
+        self._opening = {role: (*piece.ids, *self._rest(piece)) for role, piece in opening.items()}
+        self._first = {role: self._turn(text, opening[role]) for role, text in turns.first.items()}
+        self._blank = {role for role, text in turns.first.items() if text.isspace()}
+        pieces = [self._start.ids, *(piece.ids for piece in self._between.values()), *self._opening.values()]
+        written = frozenset(i for ids in pieces for i in ids)
         special = dict(_special(tokenizer, written))
         self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
         names = sorted((re.escape(name) for name in special.values() if len(name) > 1), key=len, reverse=True)
         self._spelled = re.compile(f"(?={'|'.join(names)})" if names else "(?!)")
         # By the role that follows: the token that ends a turn, and what is written behind that.
-        self._ends = {pair[1]: self._end_in(ids) for pair, ids in self._between.items() if pair[0] == ANSWERS}
+        self._ends = {pair[1]: self._end_in(p.ids) for pair, p in self._between.items() if pair[0] == ANSWERS}
         self.end_id = self._ends["user"][0]
         ends = frozenset(end for end, _ in self._ends.values())
         # What the model writes behind its last turn, where that is not what stands behind the others.
@@ -107,7 +115,7 @@ class Renderer:
         begun, ended = set(map(opens_thought, turns.opening.values())), THOUGHT_END in str(tokenizer.chat_template)
         self.thinks = ended or True in begun
         self._revised = ["thoughts by role"] if len(begun) > 1 else []
-        self._revised += ["blanks"] if self._blank else []
+        self._revised += ["blanks"] if self._blank or self._segments else []
         self._revised += ["results as JSON"] if turns.quoted else []
         self._revised += ["thoughts of the opening"] if self.thinks and not ended else []
         # Whether ids spell bytes, one after the other: what some spell does not depend on those before them.
@@ -117,6 +125,30 @@ class Renderer:
     def _marked(self, text: str) -> tuple[int, ...]:
         """Ids of a separator, whose special tokens are meant."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _piece(self, text: str, begins: bool = False) -> Piece:
+        """What stands before a content, or at the beginning."""
+        return self._segments.split(text, begins) if self._segments else Piece(self._marked(text))
+
+    def _spelt(self, piece: Piece, content: str) -> str:
+        """The text to encode for a content behind this piece."""
+        text = piece.left + content
+        return self._segments.begun(text) if self._segments and piece.begun else text
+
+    def _rest(self, piece: Piece) -> list[int]:
+        """Ids of what is left of a piece that no content is written behind."""
+        return self._segments.encode(self._spelt(piece, "")) if self._segments else []
+
+    def _turn(self, first: str, opening: Piece) -> Piece:
+        """What a sampled turn begins with, before its answer. A blank and the word behind it may be one token."""
+        if first.strip():
+            return self._piece(first)
+        return Piece((), first, opening.begun and not opening.left)
+
+    def _add(self, conversation: Conversation, piece: Piece, content: str) -> None:
+        """Append a content behind this piece."""
+        conversation.append(piece.ids, False)
+        conversation.append(self._encode(self._spelt(piece, content)), False)
 
     def _end_in(self, follow: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         """The token that ends a turn which `follow` stands behind, and what of it is written after that token.
@@ -137,26 +169,27 @@ class Renderer:
     def _encode(self, text: str) -> list[int]:
         """Ids of contents, where special tokens that are spelled out stay text. Most texts come again with every
         episode, so what was encoded is kept."""
-        return list(self._kept(text)[1])
+        return list(self._kept(text, self._segments is None)[1])
 
-    def _encoded(self, text: str) -> tuple[int, ...]:
-        """`_encode` of a text that is not kept.
+    def _encoded(self, text: str, alone: bool) -> tuple[int, ...]:
+        """Ids of a text that is not kept, which stands `alone`, or within a conversation.
 
         A Unigram vocabulary holds special tokens as ordinary words too, so contents that come out with one are cut
         within its name.
         """
-        ids = self._encode_plain(text)
+        encode = self._encode_plain if alone or self._segments is None else self._segments.encode
+        ids = encode(text)
         if self._special_ids.isdisjoint(ids):
             return tuple(ids)
         cuts = [0, *(m.start() + 1 for m in self._spelled.finditer(text)), len(text)]
-        ids = [i for a, b in pairwise(cuts) for i in self._encode_plain(text[a:b])]
+        ids = [i for a, b in pairwise(cuts) for i in encode(text[a:b])]
         if not self._special_ids.isdisjoint(ids):
             raise ConfigurationError("the tokenizer turns plain text into special tokens; use another tokenizer")
         return tuple(ids)
 
     def text_ids(self, text: str) -> list[int]:
-        """The ids of a plain text: special tokens that it spells out stay text."""
-        return self._encode(text)
+        """The ids of a plain text by itself: special tokens that it spells out stay text."""
+        return list(self._kept(text, True)[1])
 
     def _encode_plain(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
@@ -178,11 +211,9 @@ class Renderer:
         conversation = Conversation()
         system = Message("system", self.calls.system(prompt.instructions, prompt.tools))
         messages = [system, *self.calls.turns(prompt.examples)]
-        conversation.append(self._start, False)
         for index, message in enumerate(messages):
-            if index:
-                conversation.append(self.separator(messages[index - 1].role, message.role), False)
-            conversation.append(self._encode(self.content(message, prompt.tools)), False)
+            piece = self._separator(messages[index - 1].role, message.role) if index else self._start
+            self._add(conversation, piece, self.content(message, prompt.tools))
         conversation.shared = len(conversation.ids)
         self._extend(conversation, messages[-1].role, self.calls.turns(first), prompt.tools)
         return conversation
@@ -194,11 +225,10 @@ class Renderer:
         conversation.append(ids, True, logprobs)
         if not then:
             return
-        follow = self.separator(ANSWERS, then[0].role)
+        follow = self._separator(ANSWERS, then[0].role)
         end, behind = self._ends[then[0].role]
         closed = bool(ids) and (ids[-1] == end or ids[-1] in self._last)
-        conversation.append(behind if closed else follow, False)
-        conversation.append(self._encode(self.content(then[0])), False)
+        self._add(conversation, follow._replace(ids=behind) if closed else follow, self.content(then[0]))
         self._extend(conversation, then[0].role, then[1:])
 
     def demonstration(self, prompt: Prompt, messages: Sequence[Message]) -> Conversation:
@@ -211,9 +241,8 @@ class Renderer:
             then = messages[place + 1 : after]
             # `answer` refuses roles that nothing can follow.
             end = self._ends.get(then[0].role, self._ends["user"])[0] if then else self.end_id
-            first, text = self._first.get(conversation.before, ""), self.content(messages[place], prompt.tools)
-            begun = conversation.before in self._blank  # a blank and the word behind it may be one token
-            ids = [*(self._encode(first + text) if begun else [*self._marked(first), *self._encode(text)]), end]
+            first, text = self._first[conversation.before], self.content(messages[place], prompt.tools)
+            ids = [*first.ids, *self._encode(self._spelt(first, text)), end]
             self.answer(conversation, ids, [0.0] * len(ids), then)
         return conversation
 
@@ -226,8 +255,7 @@ class Renderer:
     ) -> None:
         """Append messages after one of role `last`, and open the assistant's turn."""
         for message in messages:
-            conversation.append(self.separator(last, message.role), False)
-            conversation.append(self._encode(self.content(message, tools)), False)
+            self._add(conversation, self._separator(last, message.role), self.content(message, tools))
             last = message.role
         conversation.append(self.opening(last), False)
         conversation.before = last
@@ -239,9 +267,13 @@ class Renderer:
         return list(self._opening[before])
 
     def separator(self, before: str, after: str) -> list[int]:
-        """The ids that stand between a message of role `before` and one of role `after`."""
+        """The ids that stand between a message of role `before` and one of role `after`, without those of text that is
+        encoded together with the latter."""
+        return list(self._separator(before, after).ids)
+
+    def _separator(self, before: str, after: str) -> Piece:
         try:
-            return list(self._between[before, after])
+            return self._between[before, after]
         except KeyError:
             raise ConfigurationError(
                 f"no turn of {after!r} may follow one of {before!r}; merge such messages into one"

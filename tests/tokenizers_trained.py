@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import trl
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.local.attention import NAME
@@ -32,6 +32,12 @@ BRACKETS = (
     "<s>{% for m in messages %}{% if m['role'] == 'assistant' %}[ANSWER]{{ m['content'] }}</s>"
     "{% else %}[{{ m['role'] | upper }}]{{ m['content'] }}[/{{ m['role'] | upper }}]{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[ANSWER]{% endif %}"
+)
+# The shape of Mistral 7B's to v0.3: no system turns, and a blank before what is said.
+BLANKS = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + '[/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
 )
 SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_turn>|\[gMASK\]|<sop>")
 CORPUS = [
@@ -85,6 +91,24 @@ def metaspace_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(CORPUS * 3, trainer)
     return _wrapped(tokenizer, special, BRACKETS)
+
+
+def blank_tokenizer(everywhere: bool) -> PreTrainedTokenizerFast:
+    """BPE over spaces that puts one of its own before a text, or before each part of it between markers (`everywhere`,
+    as Llama 2's files say it)."""
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    if everywhere:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    alphabet = [*map(chr, range(33, 127)), "▁", "\n"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    fast = _wrapped(tokenizer, special, BLANKS)
+    fast.bos_token, fast.eos_token = "<s>", "</s>"
+    return fast
 
 
 def shipped_tokenizer(name: str) -> PreTrainedTokenizerFast:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import Any
 
@@ -12,7 +13,15 @@ from errors import ConfigurationError
 from models import renderer as renderer_file
 from models.call_formats import CompactCalls, JsonCalls
 from models.renderer import Renderer
-from tests.tokenizers_trained import CHATML, byte_level, header_tokenizer, metaspace_tokenizer, shipped_tokenizer
+from tests.tokenizers_trained import (
+    BLANKS,
+    CHATML,
+    blank_tokenizer,
+    byte_level,
+    header_tokenizer,
+    metaspace_tokenizer,
+    shipped_tokenizer,
+)
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
@@ -47,9 +56,10 @@ def smollm2() -> Any:
     return AutoTokenizer.from_pretrained(embedded_folder())
 
 
-@pytest.fixture(scope="module", params=["smollm2", "headers", "metaspace"])
+@pytest.fixture(scope="module", params=["smollm2", "headers", "metaspace", "blank", "blanks"])
 def renderer(request: pytest.FixtureRequest) -> Renderer:
     made = {"smollm2": smollm2, "headers": header_tokenizer, "metaspace": metaspace_tokenizer}
+    made |= {"blank": lambda: blank_tokenizer(False), "blanks": lambda: blank_tokenizer(True)}
     return Renderer(made[request.param]())
 
 
@@ -132,9 +142,41 @@ def test_conversation_equals_the_template(renderer: Renderer) -> None:
     talk = renderer.start(Prompt("Be short."), [Message("user", "order 512")])
     messages = [{"role": "system", "content": renderer.calls.system("Be short.", ())}]
     messages.append({"role": "user", "content": "order 512"})
+    if renderer.tokenizer.chat_template == BLANKS:  # which knows no system turns
+        messages = [{"role": "user", "content": "\n\n".join(m["content"] for m in messages)}]
     whole = renderer.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     decoded = renderer.tokenizer.decode(talk.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert decoded.replace(" ", "").replace("\n", "") == whole.replace(" ", "").replace("\n", "")
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_tokenizer_s_own_blanks_stand_where_the_whole_text_has_them(everywhere: bool) -> None:
+    """As Mistral's and Llama 2's vocabularies put one before a text: pieces by themselves would have one each."""
+    tokenizer = blank_tokenizer(everywhere)
+    renderer = Renderer(tokenizer, "json")
+    given = [("user", "Be short.\n\nfind order 512"), ("assistant", "The lamp."), ("user", " and\nnow?")]
+    said = [Message(role, text) for role, text in [("user", "find order 512"), *given[1:]]]
+    talk = renderer.start(Prompt("Be short.", (), said[:2]), said[2:])
+    messages: Any = [{"role": role, "content": text} for role, text in given]
+    wanted = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert talk.ids == wanted
+    shown = renderer.demonstration(Prompt("Be short.", (), said[:2]), [*said[2:], Message("assistant", "error")])
+    messages.append({"role": "assistant", "content": "error"})
+    assert shown.ids == tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    assert renderer.read(shown.ids[len(talk.ids) :], ()).content == "error"
+    assert renderer.text_ids("a lamp") == tokenizer.encode("a lamp", add_special_tokens=False)
+
+
+def test_blanks_that_cannot_be_taken_from_a_tokenizer_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(renderer_file.Segments, "of", lambda tokenizer: None)
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        Renderer(blank_tokenizer(False))
+    assert "puts a blank before every piece of a conversation" in caplog.messages[-1]
+    caplog.clear()
+    Renderer(header_tokenizer())
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("calls", ["compact", "json"])
