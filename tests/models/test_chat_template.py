@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+from collections.abc import AsyncGenerator
 from itertools import groupby
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
-from environments.contract import Message, Prompt, ToolCall, content_hash
+from environments.contract import Action, Message, Observation, Prompt, Score, TargetTask, ToolCall, content_hash
 from errors import ConfigurationError
 from models.chat_template import FOLLOWING
+from models.episodes import Episode, Player, play_all
+from models.policy import Generation, PolicyIdentity, Request, Sampling
 from models.renderer import Renderer
+from models.serving.openai_api.requests import parse_chat
 from models.serving.openai_api.turn_reader import TurnReader
+from models.serving.upstreams.contract import Turn
+from models.serving.upstreams.rendered import RenderedUpstream
 from tests.tokenizers_trained import CHATML, byte_level, shipped_tokenizer
 
+EPISODE = Episode("0", TargetTask("0", "test", "plain", 0), seed=3)
 # What each template's notes speak of, what ends its turns, and what it writes before a sampled one's first word.
 KNOWN: dict[str, tuple[str, set[str], str]] = {
     "llama3": ("", {"<|eot_id|>"}, "assistant<|end_header_id|>\n\n"),
@@ -168,6 +176,69 @@ def test_whether_a_thought_was_begun_is_told_by_what_stands_before_the_turn(
     reader = TurnReader(renderer, before=talk.before)
     shown = "".join(reader.feed([i]) for i in ids)
     assert shown + reader.finish()[1] == (answer or "")
+
+
+class Says:
+    """A server's engine, and a policy, that answers one text after the other."""
+
+    context = 4096
+
+    def __init__(self, renderer: Renderer, *texts: str) -> None:
+        self.stop_ids, self.asked = renderer.stop_ids, list[Request]()
+        self.turns = [(*renderer.text_ids(text), renderer.end_id) for text in texts]
+
+    async def generate(self, request: Request, *_: object) -> AsyncGenerator[Generation]:
+        self.submit(request)
+        yield self.poll()[0]
+
+    def identity(self, adapter: str | None = None) -> PolicyIdentity:
+        return PolicyIdentity("says", "1")
+
+    def submit(self, request: Request) -> None:
+        self.asked.append(request)
+
+    def poll(self) -> list[Generation]:
+        ids = self.turns.pop(0)
+        return [Generation(self.asked.pop().session, ids, (0.0,) * len(ids), "stop")]
+
+    def release(self, session: str) -> None: ...
+
+
+class Refunds:
+    """An environment that answers a first turn with a result; `heard` are the actions."""
+
+    tools, instructions, examples, max_steps = (), "Be short.", (), 4
+
+    def __init__(self) -> None:
+        self.heard: list[Action] = []
+
+    def reset(self, task: TargetTask) -> Observation:
+        return Observation((Message("user", "refund 5"),))
+
+    def step(self, action: Action) -> Observation:
+        self.heard.append(action)
+        return Observation((Message("tool", "ok"),), done=len(self.heard) == 2)
+
+    def score(self) -> Score:
+        return Score(1.0, True)
+
+    def close(self) -> None: ...
+
+
+def test_an_answer_behind_a_result_is_heard_by_a_client_and_by_an_environment() -> None:
+    renderer = made("deepseek_r1_distill")
+    call = {"id": "a", "type": "function", "function": {"name": "refund", "arguments": "{}"}}
+    messages: list[Any] = [{"role": "user", "content": "refund 5"}]
+    messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    messages.append({"role": "tool", "content": "ok", "tool_call_id": "a"})
+    asked = parse_chat({"model": "base", "messages": messages})
+    engine: Any = Says(renderer, "Done.")
+    body = asyncio.run(RenderedUpstream(engine, renderer).answer(Turn(asked, None, "base", "talk")))
+    assert body["choices"][0]["message"]["content"] == "Done."
+    environment: Any = Refunds()
+    policy: Any = Says(renderer, "why\n</think>\n\nOn it.", "Done.")
+    play_all(Player(lambda: environment, policy, renderer, Sampling(1.0, 16), 1), [EPISODE])
+    assert [(action.content, action.malformed) for action in environment.heard] == [("On it.", ""), ("Done.", "")]
 
 
 REFUND = {"type": "object", "properties": {"order": {"type": "integer"}}}
