@@ -2,7 +2,7 @@
 
 What a policy sampled enters the next prompt as the very ids it sampled: nothing is decoded and encoded again, so
 the ids that are trained on are the ids that were sampled. The turn markers come from the tokenizer's own chat
-template (`models/chat_template.py`); a template that rewrites earlier turns is refused.
+template (`models/templates/chat_template.py`); a template that rewrites earlier turns is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tokenizers import decoders
 
 from environments.contract import Action, Message, Prompt, content_hash
 from errors import ConfigurationError
-from models.call_formats import FORMATS
-from models.chat_template import THOUGHT, THOUGHT_END, opens_thought, quoted, read_template
-from models.segments import Piece, Segments, puts_blank
+from models.templates.call_formats import FORMATS
+from models.templates.chat_template import THOUGHT, THOUGHT_END, opens_thought, quoted, read_template
+from models.templates.segments import Piece, Segments, puts_blank
 
 logger = logging.getLogger("trace.models")
 
@@ -64,8 +64,8 @@ class Renderer:
     """Turns messages into ids for one tokenizer and one call format.
 
     The text of a conversation is contents with separators between them; a separator depends on the two roles that it
-    stands between. Each piece is encoded by itself (`models/segments.py` has what some tokenizers need for that), so
-    appending never changes an id. Contents are encoded without special tokens: an observation that spells an
+    stands between. Each piece is encoded by itself (`models/templates/segments.py` has what some tokenizers need for
+    that), so appending never changes an id. Contents are encoded without special tokens: an observation that spells an
     end-of-turn marker stays text.
     Raises `ConfigurationError` for a tokenizer without a chat template or with one that is not append-only.
     """

@@ -13,8 +13,8 @@ from environments.picking import of_each_family
 from environments.targets.catalogue import is_builtin, without_model
 from environments.validation.playing import FAULTS
 from errors import TargetError
-from models.chat_template import FOLLOWING
 from models.opening import opened
+from models.templates.chat_template import FOLLOWING
 
 logger = logging.getLogger("trace")
 

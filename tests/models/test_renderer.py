@@ -11,8 +11,8 @@ import pytest
 from environments.contract import Message, Prompt, ToolCall, content_hash
 from errors import ConfigurationError
 from models import renderer as renderer_file
-from models.call_formats import CompactCalls, JsonCalls
 from models.renderer import Renderer
+from models.templates.call_formats import CompactCalls, JsonCalls
 from tests.tokenizers_trained import (
     BLANKS,
     CHATML,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from environments.contract import Action
-from models.call_formats import CompactCalls
-from models.chat_template import THOUGHT
 from models.renderer import Renderer
+from models.templates.call_formats import CompactCalls
+from models.templates.chat_template import THOUGHT
 
 TAG = "<tool_call>"
 BROKEN = "\ufffd"  # what decoding gives for the first bytes of a character whose last ones are still to come

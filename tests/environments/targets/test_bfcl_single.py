@@ -30,7 +30,7 @@ from environments.targets.bfcl.single.target import (
 from environments.targets.catalogue import load_target
 from environments.targets.reference_check import no_op, oracle, play, validate
 from errors import EnvironmentFault, TargetError
-from models.call_formats import CompactCalls
+from models.templates.call_formats import CompactCalls
 
 _missing = [line.missing for line in describe() if line.missing]
 pytestmark = pytest.mark.skipif(bool(_missing), reason=f"bfcl-eval is absent: {_missing[:1]}")

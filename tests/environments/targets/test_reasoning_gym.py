@@ -20,7 +20,7 @@ from environments.targets.reference_check import no_op, oracle, play, validate
 from environments.targets.third_party import procedural
 from environments.targets.third_party.procedural import Procedural
 from errors import TargetError
-from models.call_formats import CompactCalls
+from models.templates.call_formats import CompactCalls
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is absent: it needs a C compiler"

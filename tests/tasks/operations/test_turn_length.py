@@ -11,7 +11,7 @@ import pytest
 
 from environments.contract import Action, Message, Observation, TargetTask, ToolCall
 from errors import ConfigurationError, EnvironmentFault
-from models.call_formats import FORMATS
+from models.templates.call_formats import FORMATS
 from tasks.operations.turn_length import check_turn_length
 
 

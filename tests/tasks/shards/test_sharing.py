@@ -16,9 +16,9 @@ from sqlalchemy import text
 from db import Shards, open_store
 from environments.contract import Action, Message, Observation, Prompt, TargetTask, ToolCall
 from errors import ConfigurationError, LimitReached, StoreError
-from models.call_formats import CompactCalls
 from models.episodes import Episode
 from models.policy import PolicyIdentity
+from models.templates.call_formats import CompactCalls
 from tasks.methods.seed.prompts import Prompting, worked_example
 from tasks.round.context import Context
 from tasks.round.engine import Engine, PlayRun

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from environments.contract import SPLITS, ToolCall
 from environments.targets.catalogue import load_target
-from models.call_formats import CompactCalls
+from models.templates.call_formats import CompactCalls
 
 COMPACT = CompactCalls()
 HOSTILE = ("", " ", ", ", "a, b", '"', '"a"', "[1", "[1, 2]", "{", "}", ")", "null", "true", "True", "7", "7.0", "nan")

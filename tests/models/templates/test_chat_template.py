@@ -14,7 +14,6 @@ from tokenizers import AddedToken
 
 from environments.contract import Action, Message, Observation, Prompt, Score, TargetTask, ToolCall, content_hash
 from errors import ConfigurationError
-from models.chat_template import FOLLOWING
 from models.episodes import Episode, Player, play_all
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 from models.renderer import Renderer
@@ -22,6 +21,7 @@ from models.serving.openai_api.requests import parse_chat
 from models.serving.openai_api.turn_reader import TurnReader
 from models.serving.upstreams.contract import Turn
 from models.serving.upstreams.rendered import RenderedUpstream
+from models.templates.chat_template import FOLLOWING
 from tests.tokenizers_trained import CHATML, byte_level, shipped_tokenizer
 
 EPISODE = Episode("0", TargetTask("0", "test", "plain", 0), seed=3)

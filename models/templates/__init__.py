@@ -1,0 +1,1 @@
+"""How conversations are written for a model: its chat template, tool calls, and the pieces its tokenizer takes."""
