@@ -85,10 +85,11 @@ class TurnReader:
             # Thoughts are not for clients, nor is what may become their beginning.
             begins = not whole and self._renderer.thinks and THOUGHT.startswith(text.strip())
             text = "" if begins else self._renderer.answer_in(text, self._before) or ""
-        found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
+        # The one that is whole first, as a stream meets them, however much of the text comes at once.
+        found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
         if found:
             self.stopped = True
-            text = text[: min(found)]
+            text = text[: min(found)[1]]
         return text
 
     def _spelled(self) -> str:

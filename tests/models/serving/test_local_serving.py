@@ -274,18 +274,6 @@ def test_text_is_shown_as_it_comes_and_calls_are_held_back(
         assert rest == "", "plain text was held back"
 
 
-def test_a_stop_text_ends_the_turn_and_is_not_shown(tiny_tokenizer: Any) -> None:
-    renderer = Renderer(tiny_tokenizer)
-    reader = TurnReader(renderer, (), ("END", "never"))
-    told = []
-    for i in renderer.text_ids("one EN two END three"):
-        told.append(reader.feed([i]))
-        if reader.stopped:
-            break
-    assert reader.stopped
-    assert "".join(told) + reader.finish()[1] == "one EN two "
-
-
 # --- official clients on the embedded model ---------------------------------------------------------------------
 
 
