@@ -56,7 +56,8 @@ def gepa(run: SeedRun, context: Context, account: Account) -> Answer:
 
 
 def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]:
-    """The best prompt within `episodes`, the diagnosis among them, and what has to be said of it."""
+    """The best prompt within `episodes`, the diagnosis among them, and what has to be said of it. Raises what the
+    model that reflects could not be asked for (see `Analyst.ask`), as soon as it is known."""
     from gepa import optimize
 
     pool = worked_examples(context)
@@ -76,19 +77,23 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
             trainset=list(context.tasks("diagnosis")),
             valset=validation,
             adapter=adapter,
-            stop_callbacks=_Spent(rollouts.asked, episodes - candidate),
+            stop_callbacks=_Spent(rollouts.asked, episodes - candidate, proposer),
             reflection_minibatch_size=BATCH,
             track_best_outputs=False,
             logger=_Quiet(),
             seed=context.seed,
         )
+    if proposer.problem is not None:
+        raise proposer.problem
     best = proposer.prompting(found.best_candidate)
     told = (
         f"{found.num_candidates} candidates in {found.total_metric_calls} calls; {len(best.examples)} examples, "
         f"instructions {'changed' if best.wording[0] != best.wording[1] else 'as they were'}"
     )
     shown = [i for i in found.best_candidate[EXAMPLES].split() if i in proposer.pool]
-    return best, (f"reflection by {reflects}", told, *reference_notes(shown, pool))
+    failed = f"{proposer.unusable} of {proposer.reflections} reflections gave no usable text"
+    notes = (f"reflection by {reflects}", *([failed] if proposer.unusable else []), told)
+    return best, (*notes, *reference_notes(shown, pool))
 
 
 def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -202,18 +207,19 @@ def _record(row: TrajectoryRow) -> dict[str, Any]:
 @dataclass
 class _Spent:
     """Ends a run once it has asked for more than `most` episodes, so that the next candidate may not be paid for, or
-    has asked for nothing new in IDLE small batches. GEPA itself would count calls, of which many are on episodes that
-    are stored."""
+    has asked for nothing new in IDLE small batches, or nothing more can be proposed. GEPA itself would count calls, of
+    which many are on episodes that are stored."""
 
     asked: set[str]
     most: int
+    proposer: Proposer
     before: int = -1
     idle: int = 0
 
     def __call__(self, gepa_state: Any) -> bool:
         self.idle = self.idle + 1 if len(self.asked) == self.before else 0
         self.before = len(self.asked)
-        return self.before > self.most or self.idle >= IDLE
+        return self.before > self.most or self.idle >= IDLE or self.proposer.problem is not None
 
 
 class _Lines(Meter):

@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from models.providers.analyst import Analyst, Question
+from errors import ProviderError
+from models.providers.analyst import Analyst, Question, unanswered
 from tasks.methods.examples import NUMBERS, Example
 from tasks.methods.seed.prompts import Prompting
 from tasks.mining.transcripts import RECORDED, recording
@@ -36,7 +37,10 @@ class NewInstructions(BaseModel):
 @dataclass
 class Proposer:
     """Makes new texts of a candidate's components. `pool` has the worked examples by id, `families` whose each is,
-    `fits` says whether a prompt leaves room for the conversation; `rewrite` is a model's, None is the script's."""
+    `fits` says whether a prompt leaves room for the conversation; `rewrite` is a model's, None is the script's.
+
+    `problem` is what nothing can be proposed after, such as a model that cannot be reached. `reflections` counts the
+    texts that a model was asked for, `unusable` those that it refused, or gave in no form that can be used."""
 
     original: str
     pool: Mapping[str, Example]
@@ -45,6 +49,9 @@ class Proposer:
     draws: random.Random
     rewrite: Rewrite | None = None
     reminders: list[str] = field(default_factory=list)
+    problem: Exception | None = None
+    reflections: int = 0
+    unusable: int = 0
 
     def prompting(self, candidate: Mapping[str, str]) -> Prompting:
         """The prompt that a candidate stands for."""
@@ -54,19 +61,43 @@ class Proposer:
     def propose(
         self, candidate: dict[str, str], dataset: Mapping[str, Records], components: list[str]
     ) -> dict[str, str]:
-        """New texts of `components`; a text that leaves no room is given back as it was."""
+        """New texts of `components`; one that leaves no room, or that a model does not give, is given back as it was.
+
+        What else is raised here is kept: GEPA would take it for one candidate less, ask again and go on, and whoever
+        runs GEPA has to end it (see `problem`). No model is asked after it."""
+        if self.problem is None:
+            try:
+                return self._proposed(candidate, dataset, components)
+            except Exception as problem:
+                self.problem = problem
+        raise self.problem
+
+    def _proposed(
+        self, candidate: dict[str, str], dataset: Mapping[str, Records], components: list[str]
+    ) -> dict[str, str]:
         made = {}
         for component in components:
             records = dataset[component]
             if component == EXAMPLES:
                 text = self._examples(candidate[EXAMPLES].split(), records)
             elif self.rewrite is not None:
-                text = self.rewrite(candidate[INSTRUCTIONS], records)
+                text = self._rewritten(self.rewrite, candidate[INSTRUCTIONS], records)
             else:
                 text = self._reminded(candidate[INSTRUCTIONS], records)
             tried = {**candidate, component: text}
             made[component] = text if self.fits(self.prompting(tried)) else candidate[component]
         return made
+
+    def _rewritten(self, rewrite: Rewrite, text: str, records: Records) -> str:
+        """What the model makes of the text; the text itself where it has answered with nothing that can be used."""
+        self.reflections += 1
+        try:
+            return rewrite(text, records)
+        except ProviderError as problem:
+            if unanswered(problem):
+                raise
+            self.unusable += 1
+            return text
 
     def _examples(self, shown: Sequence[str], records: Records) -> str:
         """One example more, of a family that failed where there is one; one swapped or taken away when there are as

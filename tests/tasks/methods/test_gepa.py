@@ -8,12 +8,15 @@ from datetime import timedelta
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from db.values.types import utc_now
 from environments.contract import Message, TargetTask
+from errors import BudgetExceeded, ConfigurationError, StoreError
+from models.providers.analyst import Refused
+from models.providers.litellm_client import CallFailed
 from tasks.methods import gepa as room
 from tasks.methods.gepa import BATCH, IDLE, Rollouts, _Spent, trace_gepa
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer
@@ -77,6 +80,31 @@ def test_a_model_writes_instructions_where_one_is_configured() -> None:
     assert (new, seen) == ({INSTRUCTIONS: "Say it well."}, ["Say."])
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        CallFailed("m failed (402)", "no credit", 402, transient=False),
+        CallFailed("m is away", "", transient=True),
+        BudgetExceeded("over the cap of 1 call"),
+        StoreError("the database does not answer"),
+    ],
+    ids=str,
+)
+def test_no_model_is_asked_again_after_what_lasts(problem: Exception) -> None:
+    asked: list[str] = []
+
+    def rewrite(text: str, records: Any) -> NoReturn:
+        asked.append(text)
+        raise problem
+
+    made = proposer(rewrite)
+    for _ in range(2):  # GEPA asks once more
+        with pytest.raises(type(problem), match=re.escape(str(problem))):
+            made.propose({INSTRUCTIONS: "Say.", EXAMPLES: ""}, {INSTRUCTIONS: []}, [INSTRUCTIONS])
+    assert (asked, made.unusable) == (["Say."], 0)
+    assert _Spent(set(), 99, made)(None), "and the search ends"
+
+
 def test_gepa_stays_within_its_budget_and_begun_again_plays_nothing(
     settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,15 +126,41 @@ def test_gepa_stays_within_its_budget_and_begun_again_plays_nothing(
     close_round(run.context)
 
 
+@pytest.mark.parametrize("problem", [ConfigurationError("wrong key (401)"), Refused("m refused to answer")])
+def test_a_model_that_cannot_be_asked_ends_the_search_and_an_answer_of_no_use_does_not(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    """GEPA takes every error for a candidate less: it asked once more, went on with examples alone until its budget was
+    spent, and the file said that the model reflects."""
+    pytest.importorskip("gepa")
+    without_prefect(monkeypatch)
+    asked: list[str] = []
+
+    def rewrite(text: str, records: Any) -> NoReturn:
+        asked.append(text)
+        raise problem
+
+    monkeypatch.setattr(room, "by_analyst", lambda analyst, temperature: rewrite)
+    run = seed_run(settings_folder, tiny_model, budget=60, analyst={"model": "openai/m"})
+    if isinstance(problem, Refused):
+        notes = run_method(run, "gepa").notes
+        assert notes[:2] == ("reflection by openai/m", f"{len(asked)} of {len(asked)} reflections gave no usable text")
+    else:
+        with pytest.raises(type(problem), match=re.escape(str(problem))):
+            run_method(run, "gepa")
+        assert len(asked) == 1
+    close_round(run.context)
+
+
 def test_a_run_ends_where_its_episodes_do_or_nothing_new_is_proposed() -> None:
     """Whatever calls were made: those on stored episodes cost nothing."""
     asked: set[str] = set()
-    spent = _Spent(asked, 20)
+    spent = _Spent(asked, 20, proposer())
     for number in range(21):
         assert not spent(None)
         asked.add(str(number))
     assert spent(None)
-    idle = _Spent(asked, 99)
+    idle = _Spent(asked, 99, proposer())
     assert [idle(None) for _ in range(IDLE + 1)] == [False] * IDLE + [True]
 
 
