@@ -9,6 +9,7 @@ language model: what it can find is worked examples and reminders, and every res
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from tasks.mining.transcripts import RECORDED, recording
 
 INSTRUCTIONS, EXAMPLES = "instructions", "examples"
 SCRIPTED = "a script (worked examples swapped, reminders of failed checks); no language model reflects"
+# GEPA's prompt asks for blocks, and the schema for a text: some models write the one in the other.
+_BLOCK = re.compile(r"```(?:[\w-]*[ \t\r]*\n)?(.*)```", re.DOTALL)
 Rewrite = Callable[[str, Sequence[Mapping[str, Any]]], str]
 Records = Sequence[Mapping[str, Any]]
 
@@ -32,6 +35,18 @@ class NewInstructions(BaseModel):
     """What the reflecting model answers."""
 
     instructions: str
+
+    @property
+    def plain(self) -> str:
+        """The instructions without blanks around them, and without the fence that a model may put around the whole."""
+        text = self.instructions.strip()
+        block = _BLOCK.fullmatch(text)
+        return block[1].strip() if block else text
+
+
+def _not_empty(given: NewInstructions) -> None:
+    if not given.plain:
+        raise ValueError("instructions is empty; write the new instructions, whole")
 
 
 @dataclass
@@ -135,6 +150,7 @@ def by_analyst(analyst: Analyst, temperature: float) -> Rewrite:
             {"current_instruction_doc": text, "dataset_with_feedback": shown, "prompt_template": None}
         )
         asked = [{"role": "system", "content": RECORDED}, {"role": "user", "content": str(prompt)}]
-        return analyst.ask(Question("gepa", asked, NewInstructions, temperature)).value.instructions
+        question = Question("gepa", asked, NewInstructions, temperature, check=_not_empty)
+        return analyst.ask(question).value.plain
 
     return rewrite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from datetime import timedelta
@@ -15,11 +16,11 @@ import pytest
 from db.values.types import utc_now
 from environments.contract import Message, TargetTask
 from errors import BudgetExceeded, ConfigurationError, StoreError
-from models.providers.analyst import Refused
-from models.providers.litellm_client import CallFailed
+from models.providers.analyst import Analyst, AnalystSettings, Refused
+from models.providers.litellm_client import CallFailed, Completion
 from tasks.methods import gepa as room
 from tasks.methods.gepa import BATCH, IDLE, Rollouts, _Spent, trace_gepa
-from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer
+from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, NewInstructions, Proposer, by_analyst
 from tasks.methods.run import run_method
 from tasks.methods.seed import budget
 from tasks.methods.seed.answers import Answer
@@ -78,6 +79,36 @@ def test_a_model_writes_instructions_where_one_is_configured() -> None:
     made = proposer(lambda text, records: (seen.append(text), "Say it well.")[1])
     new = made.propose({INSTRUCTIONS: "Say.", EXAMPLES: ""}, {INSTRUCTIONS: []}, [INSTRUCTIONS])
     assert (new, seen) == ({INSTRUCTIONS: "Say it well."}, ["Say."])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\nSay it well.\n```",
+        "\n```markdown\r\nSay it well.\n```\n",
+        "```Say it well.```",
+        " Say it well. ",
+    ],
+)
+def test_instructions_of_a_model_are_without_its_fence_and_none_are_asked_for_again(text: str) -> None:
+    """GEPA's prompt asks for a block; the agent read the fence, or nothing, as its instructions."""
+    pytest.importorskip("gepa")
+    answers, asked = ["```\n```", text], list[str]()
+
+    class Client:
+        def complete(self, call: Any) -> Completion:
+            asked.append(call.messages[-1]["content"])
+            return Completion(json.dumps({"instructions": answers[len(asked) - 1]}), finish="stop")
+
+    client, replies = Client(), SimpleNamespace(get=lambda request_hash: None, put=lambda row: None)
+    rewrite = by_analyst(Analyst(AnalystSettings("openai/m"), client, replies), 0.8)  # type: ignore[arg-type]
+    assert rewrite("Say.", [{"Inputs": "x"}]) == "Say it well."
+    assert "instructions is empty" in asked[1]
+
+
+def test_a_block_amid_instructions_is_theirs() -> None:
+    for text in ("Say:\n```\na\n```", "```\na\n```\nSay so."):
+        assert NewInstructions(instructions=text).plain == text
 
 
 @pytest.mark.parametrize(
