@@ -33,7 +33,7 @@ from tasks.comparison.results import changed_settings, methods_there, path_of
 from tasks.comparison.tracking import log_method
 from tasks.methods.catalogue import EVERY, QUICK, chosen
 from tasks.methods.lanes import Lane, lanes, plays_first
-from tasks.methods.preflight import check_budget, check_files, seed_settings
+from tasks.methods.preflight import check_budget, check_files, check_reflection, reflects, seed_settings
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, open_round, round_beside
 from tasks.operations.devices import check_at_once, check_whole, parts_of_machine
@@ -89,12 +89,13 @@ def check(params: CompareParameters) -> Settings:
     settings = load_settings(**params.model_dump(include={"target", "profile", "base_model", "home", "budget"}))
     check_whole(settings)
     check_at_once(params.at_once)
+    check_reflection(settings, names)
     first = seed_settings(settings, params.seeds[0], params.budget)
     writable_folder(first.folder)
     with open_store(first.database_url) as store, closing(round_client(first, store, None)) as client:
         target = target_of(first, store, client)
     check_budget(first, target, names)
-    check_files(writable_folder(params.out), first, target)
+    check_files(writable_folder(params.out), first, target, names)
     return settings
 
 
@@ -197,7 +198,7 @@ def play_round(context: Context, last: str = "gate") -> None:
 def command_of(settings: Settings, seed: int, budget: int, names: Sequence[str], points: int = 0) -> str:
     """The command that runs this seed again, with the settings that differ from the profile's as variables, `points` of
     each curve and without a folder of this machine."""
-    changed = changed_settings(seed_settings(settings, seed, budget)).items()
+    changed = changed_settings(seed_settings(settings, seed, budget), reflects(names)).items()
     given = "".join(f"{variable_of(n)}={shlex.quote(_read_as(v))} " for n, v in changed)
     model = Path(settings.base_model).name if Path(settings.base_model).is_dir() else settings.base_model
     return given + (

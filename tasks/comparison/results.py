@@ -62,7 +62,8 @@ class MethodFigures(_Part):
     infrastructure). `episodes` are those that its budget paid for, by `purposes`, the test split's beside them; tokens,
     seconds and dollars are of the same work, without the test split. `capabilities` are nested, from none to all;
     `rollouts` are checkpoints of one training. `shift` are outcomes on the target's shift test, `trained` the
-    capabilities that it trained adapters for; `commit` is the program's version that ran it ("": the file's).
+    capabilities that it trained adapters for; `reflection` is how GEPA's prompts were written (`reflection_of`; null
+    where none was, and in files of before); `commit` is the program's version that ran it ("": the file's).
     """
 
     outcomes: Outcomes
@@ -77,6 +78,7 @@ class MethodFigures(_Part):
     trained: tuple[str, ...] = ()
     capabilities: tuple[Point, ...] = ()
     rollouts: tuple[Point, ...] = ()
+    reflection: dict[str, Any] | None = None
     commit: str = ""
 
 
@@ -129,10 +131,19 @@ def settings_hash(settings: Settings) -> str:
     return content_hash({k: v for k, v in settings.identity().items() if k != "seed"})
 
 
-def changed_settings(settings: Settings) -> dict[str, Any]:
+def reflection_of(settings: Settings) -> dict[str, Any]:
+    """Of the analyst's settings those that decide what GEPA's reflection makes of a prompt, the model without a folder
+    of this machine; the model is "" where none is configured, and a script proposes. They are no part of the settings'
+    hash where the analyst is `checks`, for nothing else of a comparison asks that model."""
+    asked = ("model", "temperature", "max_tokens", "send_temperature") if settings.analyst.model else ("model",)
+    given = settings.analyst.model_dump(mode="json", include=set(asked))
+    return given | {"model": _FOLDER.sub("", given["model"])}
+
+
+def changed_settings(settings: Settings, reflects: bool = False) -> dict[str, Any]:
     """Of what decides a comparison's figures, the settings (such as "train.rank") that neither the profile nor its
     defaults have, with their values, but for a folder of this machine, of which the last part is there; what the
-    command says otherwise is left out."""
+    command says otherwise is left out. `reflects` is whether GEPA is among its methods."""
     plain = _by_name(type(settings).model_construct().model_dump(mode="json"))
     profile = read_toml(PROFILES / f"{settings.profile}.toml")
     for name, value in profile.items():
@@ -140,7 +151,8 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
         read = type(part).model_validate(value).model_dump(mode="json") if isinstance(part, BaseModel) else value
         plain |= _by_name({name: read})
     said = {"profile", "target", "seed", "budget", "base_model"}
-    given = _by_name(settings.identity(whole=True)).items()
+    decided = _by_name(settings.identity(whole=True))
+    given = (decided | _by_name({"analyst": reflection_of(settings)} if reflects else {})).items()
     return {n: _FOLDER.sub("", v) if isinstance(v, str) else v for n, v in given if n not in said and v != plain.get(n)}
 
 
@@ -266,7 +278,8 @@ def methods_there(path: Path) -> set[str]:
 
 
 def check_same(results: Sequence[SeedResult]) -> None:
-    """Raise `ConfigurationError` when results were made on different data, settings or budgets."""
+    """Raise `ConfigurationError` when results were made on different data, settings or budgets, or GEPA's prompts by
+    different models."""
     for name, said in SAME.items():
         # A file of an earlier version says no revision: it can stand beside any, and hides no difference of others.
         known = [result for result in results if name != "revision" or result.revision]
@@ -280,3 +293,12 @@ def check_same(results: Sequence[SeedResult]) -> None:
                     f"seeds {known[0].seed} and {other.seed} of {other.target} have another {said}{shown}; they "
                     "cannot stand in one table: keep them in folders of their own (--out)"
                 )
+    reflected = [(r.seed, name, f.reflection) for r in results for name, f in r.methods.items() if f.reflection]
+    for seed, name, reflection in reflected[1:]:
+        first = reflected[0]
+        if reflection != first[2]:
+            raise ConfigurationError(
+                f"{first[1]} of seed {first[0]} and {name} of seed {seed} of {results[0].target} were reflected in "
+                f"other ways: {first[2]} and {reflection}; they cannot stand in one table: keep them in folders of "
+                "their own (--out)"
+            )

@@ -25,6 +25,7 @@ from db.values.types import utc_now
 from environments.contract import Target, TargetTask
 from environments.picking import spread
 from errors import PolicyError
+from tasks.comparison.results import reflection_of
 from tasks.methods.examples import Worked, fits, reference_notes, worked_examples
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
 from tasks.methods.seed.answers import Answer, play_answer
@@ -51,24 +52,33 @@ IDLE = 50
 
 def gepa(run: SeedRun, context: Context, account: Account) -> Answer:
     """The prompt with the highest success on the validation tasks that GEPA saw."""
-    prompting, notes = evolve(context, account.episodes)
-    return Answer(context, prompting=prompting, notes=notes)
+    found = evolve(context, account.episodes)
+    return Answer(context, prompting=found.prompting, notes=found.notes, reflection=found.reflection)
 
 
-def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]:
-    """The best prompt within `episodes`, the diagnosis among them, and what has to be said of it. Raises what the
-    model that reflects could not be asked for (see `Analyst.ask`), as soon as it is known."""
+@dataclass(frozen=True)
+class Evolved:
+    """The best prompt, what has to be said of it, and what has reflected (`reflection_of`; None: nothing was tried)."""
+
+    prompting: Prompting = field(default_factory=Prompting)
+    notes: tuple[str, ...] = ()
+    reflection: Mapping[str, Any] | None = None
+
+
+def evolve(context: Context, episodes: int) -> Evolved:
+    """The best prompt within `episodes`, the diagnosis among them. Raises what the model that reflects could not be
+    asked for (see `Analyst.ask`), as soon as it is known."""
     from gepa import optimize
 
     pool = worked_examples(context)
     proposer = proposer_of(context, pool)
-    reflects = context.settings.analyst.model if proposer.rewrite else SCRIPTED
+    reflection = reflection_of(context.settings)
     validation = spread(context.tasks("validation"), VALIDATED)
     diagnosis = context.result(RolloutResult).trajectories
     # A candidate is played on its parent's small batch, and where it is better on validation.
     candidate = 2 * BATCH + len(validation)
     if episodes - len(diagnosis) < len(validation) + candidate:
-        return Prompting(), ("the budget does not pay for one candidate prompt: it stays as it is",)
+        return Evolved(notes=("the budget does not pay for one candidate prompt: it stays as it is",))
     with _Lines("gepa", episodes, "episodes", len(diagnosis)) as meter:
         rollouts = Rollouts(context, proposer, meter, set(diagnosis))
         adapter: Any = rollouts  # GEPA's protocol is generic in what it hands back unseen
@@ -92,14 +102,16 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
     )
     shown = [i for i in found.best_candidate[EXAMPLES].split() if i in proposer.pool]
     failed = f"{proposer.unusable} of {proposer.reflections} reflections gave no usable text"
-    notes = (f"reflection by {reflects}", *([failed] if proposer.unusable else []), told)
-    return best, (*notes, *reference_notes(shown, pool))
+    by = f"reflection by {reflection['model'] or SCRIPTED}"
+    notes = (by, *([failed] if proposer.unusable else []), told, *reference_notes(shown, pool))
+    return Evolved(best, notes, reflection)
 
 
 def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
     """TRACE on the prompt that GEPA found. Behind another prompt the base's episodes are others: none is lent, and what
     GEPA has played is copied into no round, for what it cost alone."""
-    prompting, notes = evolve(context, run.episodes // 2)
+    found = evolve(context, run.episodes // 2)
+    prompting = found.prompting
     home = context.settings.folder / "trace-gepa"
     target = behind(context.target, prompting)
     own = open_round(context.settings.model_copy(update={"home": home}), base=context.base, target=target)
@@ -115,7 +127,8 @@ def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
         with whole.working():
             rollout.do(own)
             answer = play_round(run, own, whole)
-        return replace(answer, notes=(*notes, *answer.notes), account=whole)
+        notes = (*found.notes, *answer.notes)
+        return replace(answer, notes=notes, account=whole, reflection=found.reflection)
     except BaseException:
         close_round(own)
         raise

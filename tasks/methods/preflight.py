@@ -9,11 +9,13 @@ from db import GENERALIST
 from environments.contract import Drawable, Target
 from errors import ConfigurationError
 from settings import Settings, load_settings
-from tasks.comparison.results import read_result, settings_hash
+from tasks.comparison.results import read_result, reflection_of, settings_hash
 from tasks.methods.catalogue import ABLATED, EVERY
 from tasks.methods.gepa import TRACE_GEPA
 from tasks.methods.trace import choosing_episodes, least_episodes
 from tasks.methods.trained import DEMONSTRATIONS_GRPO
+from tasks.round.analyst import analyst_settings
+from tasks.round.preflight import check_model
 from tasks.round.registry import registry_name
 
 # What trains an adapter for everything and proves nothing.
@@ -76,9 +78,22 @@ def _played(settings: Settings, target: Target, split: str) -> int:
     return min(count, settings.rollout.tasks or count)
 
 
-def check_files(folder: Path, settings: Settings, target: Target) -> None:
-    """Raise `ConfigurationError` for files of the target in the folder that cannot stand in a table with what is about
-    to be played: another data hash, budget, base or settings."""
+def reflects(names: Sequence[str]) -> bool:
+    """Whether a model, where one is configured, writes prompts for one of the methods: GEPA asks the analyst's with the
+    analyst `checks` as well."""
+    return any(EVERY[name].package == "gepa" for name in names)
+
+
+def check_reflection(settings: Settings, names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` where one of the methods has a model reflect that cannot be asked (`check_model`)."""
+    if settings.analyst.model and reflects(names):
+        check_model(settings, "analyst", analyst_settings(settings))
+
+
+def check_files(folder: Path, settings: Settings, target: Target, names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` for files of the target in the folder that cannot stand in a table with the methods
+    that are about to be played: another data hash, budget, base or settings, or prompts by another model."""
+    reflection = reflection_of(settings) if reflects(names) else None
     for path in sorted(folder.glob(f"{registry_name(settings.target)}-seed-*.json")):
         result = read_result(path)
         ours = {"data_hash": target.data_hash, "budget": settings.budget, "settings": settings_hash(settings)}
@@ -87,4 +102,10 @@ def check_files(folder: Path, settings: Settings, target: Target) -> None:
                 raise ConfigurationError(
                     f"{path.name} has {name.replace('_', ' ')} {getattr(result, name)}, this comparison {value}: they "
                     "cannot stand in one table; give another folder (--out), or the same data, settings and budget"
+                )
+        for name, figures in result.methods.items():
+            if reflection and figures.reflection and figures.reflection != reflection:
+                raise ConfigurationError(
+                    f"{path.name} has {name} reflected by {figures.reflection}, this comparison by {reflection}: they "
+                    "cannot stand in one table; give another folder (--out), or the same analyst.model and settings"
                 )

@@ -202,4 +202,5 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
         trained=answer.trained,
         capabilities=nested,
         rollouts=rollouts,
+        reflection=None if answer.reflection is None else dict(answer.reflection),
     )

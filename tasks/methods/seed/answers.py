@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -42,7 +43,8 @@ class Answer:
     know. `nested` are the lineup's capabilities in the order in which they count; `trained` are the capabilities that
     adapters were trained for. `context` is the round in whose home it plays. `shared_seconds` are seconds of work that
     it used and that its account has not, `shared_dollars` what language models cost in it. `account` is the one in that
-    home, where it is not the method's own. `checkpoints` are of the training, for the curve over episodes.
+    home, where it is not the method's own. `checkpoints` are of the training, for the curve over episodes. `reflection`
+    says what wrote its prompts (`reflection_of`), where something has.
     """
 
     context: Context
@@ -57,6 +59,7 @@ class Answer:
     shared_dollars: float = 0.0
     account: Account | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
+    reflection: Mapping[str, Any] | None = None
 
 
 def test_tasks(context: Context) -> Sequence[TargetTask]:

@@ -121,6 +121,27 @@ def test_a_file_of_before_hides_no_difference_of_the_others(known: tuple[str, st
         read_results(tmp_path, "shop")
 
 
+def test_prompts_that_other_models_wrote_are_not_one_method(tmp_path: Path) -> None:
+    """With the analyst `checks` the settings have one hash, whatever model GEPA asks."""
+    ways = [{"model": "openai/large", "temperature": 0.8}, {"model": "openai/small", "temperature": 0.8}, None]
+    one, two, before = (seed_result(n, {"gepa": figures(3, reflection=way)}) for n, way in enumerate(ways))
+    check_same([one, before, one])
+    with pytest.raises(ConfigurationError, match=r"gepa of seed 0 and gepa of seed 1 .*openai/large.*openai/small"):
+        check_same([before, one, two])
+    write_result(path_of(tmp_path, "shop", 0), one)
+    older = json.loads(path_of(tmp_path, "shop", 0).read_text())
+    del older["methods"]["gepa"]["reflection"]
+    path_of(tmp_path, "shop", 0).write_text(json.dumps(older))
+    assert read_results(tmp_path, "shop")[0].methods["gepa"].reflection is None
+
+
+def test_the_command_of_gepa_names_the_model_that_reflects(settings_folder: Path) -> None:
+    played = load_settings(profile="laptop", analyst={"model": "openai/large", "temperature": 0.3})
+    set_there = "TRACE_ANALYST__MODEL=openai/large TRACE_ANALYST__TEMPERATURE=0.3 "
+    assert command_of(played, 3, 900, ["trace+gepa"]).startswith(set_there)
+    assert "ANALYST" not in command_of(played, 3, 900, ["base"])
+
+
 def test_methods_of_a_seed_that_were_run_apart_are_one_result(tmp_path: Path) -> None:
     one, two = (
         seed_result(7, {"base": figures(3)}),

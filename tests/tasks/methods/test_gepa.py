@@ -18,8 +18,9 @@ from environments.contract import Message, TargetTask
 from errors import BudgetExceeded, ConfigurationError, StoreError
 from models.providers.analyst import Analyst, AnalystSettings, Refused
 from models.providers.litellm_client import CallFailed, Completion
+from tasks.comparison.results import reflection_of
 from tasks.methods import gepa as room
-from tasks.methods.gepa import BATCH, IDLE, Rollouts, _Spent, trace_gepa
+from tasks.methods.gepa import BATCH, IDLE, Evolved, Rollouts, _Spent, trace_gepa
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, NewInstructions, Proposer, by_analyst
 from tasks.methods.run import run_method
 from tasks.methods.seed import budget
@@ -147,6 +148,7 @@ def test_gepa_stays_within_its_budget_and_begun_again_plays_nothing(
         first = run_method(run, "gepa")
     assert re.search(r"gepa: \d+ of 120 episodes, .* % of the last \d+", caplog.text), "its many small batches are told"
     assert SCRIPTED in first.notes[0]
+    assert first.reflection == {"model": ""}
     # What it leaves does not pay for one more candidate: both small batches and validation.
     assert 120 - (2 * BATCH + SIZE) < first.episodes <= 120
     assert {"diagnosis", "evaluation", TEST} == set(first.purposes)
@@ -174,8 +176,11 @@ def test_a_model_that_cannot_be_asked_ends_the_search_and_an_answer_of_no_use_do
     monkeypatch.setattr(room, "by_analyst", lambda analyst, temperature: rewrite)
     run = seed_run(settings_folder, tiny_model, budget=60, analyst={"model": "openai/m"})
     if isinstance(problem, Refused):
-        notes = run_method(run, "gepa").notes
-        assert notes[:2] == ("reflection by openai/m", f"{len(asked)} of {len(asked)} reflections gave no usable text")
+        made = run_method(run, "gepa")
+        said = f"{len(asked)} of {len(asked)} reflections gave no usable text"
+        assert made.notes[:2] == ("reflection by openai/m", said)
+        assert made.reflection == reflection_of(run.context.settings)
+        assert made.reflection["model"] == "openai/m"
     else:
         with pytest.raises(type(problem), match=re.escape(str(problem))):
             run_method(run, "gepa")
@@ -248,7 +253,7 @@ def test_behind_another_prompt_the_diagnosis_is_played_anew(
     """The unprompted base's episodes stand for no other's: what mines and learns finds none of them in the round."""
     without_prefect(monkeypatch)
     prompting = Prompting(("Say", "Tell")) if changed else Prompting()
-    monkeypatch.setattr(room, "evolve", lambda context, episodes: (prompting, ()))
+    monkeypatch.setattr(room, "evolve", lambda context, episodes: Evolved(prompting))
     monkeypatch.setattr(room, "play_round", lambda run, context, account: Answer(context))
     run = seed_run(settings_folder, tiny_model)
     account = pay(run.context, room.TRACE_GEPA, run.episodes, [DIAGNOSIS])
@@ -273,9 +278,9 @@ def test_the_time_of_a_round_that_a_process_died_in_is_not_lost(
     without_prefect(monkeypatch)
     clock, killed = [0.0], list[bool]()
 
-    def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]:
+    def evolve(context: Context, episodes: int) -> Evolved:
         clock[0] += 10
-        return Prompting(), ()
+        return Evolved()
 
     def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
         clock[0] += 100

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from db import GENERALIST
 from errors import ConfigurationError
 from flows.cli.main import app
+from flows.compare_methods import CompareParameters, check
 from settings import Settings, load_settings
-from tasks.comparison.results import path_of, settings_hash, write_result
+from tasks.comparison.results import path_of, reflection_of, settings_hash, write_result
 from tasks.measuring.gate_plan import NOOP_TASKS
 from tasks.methods import catalogue, trace
 from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
@@ -30,7 +31,7 @@ from tasks.methods.trace import (
 )
 from tasks.round.results import CalibrateResult, ChallengeResult, SynthesizeResult, TrainResult
 from tasks.synthesis.calibration import FIGURES
-from tests.tasks.comparison.seed_files import seed_result
+from tests.tasks.comparison.seed_files import figures, seed_result
 from tests.tasks.methods.letters_target import SIZE, target
 from tests.tasks.methods.seeds_made import TRAIN, small_settings
 
@@ -270,12 +271,32 @@ def test_files_of_other_data_or_budget_are_refused(home: Path, changed: dict[str
     settings = seed_settings(small_settings(home), 7, 500)
     fitting = {"target": target.name, "data_hash": target.data_hash, "settings": settings_hash(settings)}
     out = home / "results"
-    check_files(out, settings, target)
+    check_files(out, settings, target, ["gepa"])
     write_result(path_of(out, target.name, 8), seed_result(8, {}, **fitting))
-    check_files(out, settings, target)
+    check_files(out, settings, target, ["gepa"])
     write_result(path_of(out, target.name, 9), seed_result(9, {}, **{**fitting, **changed}))
     with pytest.raises(ConfigurationError, match=said):
-        check_files(out, settings, target)
+        check_files(out, settings, target, ["gepa"])
+
+
+def test_the_model_that_reflects_is_looked_at_before_anything_is_played(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GEPA asks it with the analyst `checks`, where no round would."""
+    monkeypatch.setenv("TRACE_ANALYST__MODEL", "openai/large")
+    given: dict[str, Any] = {"target": target.name, "profile": "smoke", "home": home, "budget": 40, "out": home / "out"}
+    gepa, base = (CompareParameters(**given, seeds=[7], methods=[name]) for name in ("gepa", "base"))
+    settings = seed_settings(check(gepa), 7, 40)
+    fitting = {"target": target.name, "data_hash": target.data_hash, "budget": 40, "settings": settings_hash(settings)}
+    other = figures(3, reflection=reflection_of(settings) | {"model": "openai/small"})
+    write_result(path_of(home / "out", target.name, 8), seed_result(8, {"gepa": other}, **fitting))
+    with pytest.raises(ConfigurationError, match=r"gepa reflected by .*openai/small.* this comparison by .*large"):
+        check(gepa)
+    path_of(home / "out", target.name, 8).unlink()
+    monkeypatch.setenv("TRACE_ANALYST__API_KEY_VARIABLE", "NO_SUCH_KEY")
+    with pytest.raises(ConfigurationError, match=r"analyst\.api_key_variable .*NO_SUCH_KEY.* is empty"):
+        check(gepa)
+    check(base)
 
 
 def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_family(
