@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from db import GENERALIST
+from db import GENERALIST, ReplyRow
 from environments.contract import Drawable, Generators
 from errors import EpisodesSpent
 from settings import Settings
@@ -22,6 +22,7 @@ from tasks.measuring.lineup import lineup_of
 from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun, find_lacking
+from tasks.mining.labelling import STAGE as NAMING
 from tasks.releases.lookup import release_numbered
 from tasks.round.adapters import before_practice, registered
 from tasks.round.context import Context
@@ -48,8 +49,11 @@ def trace(run: SeedRun, context: Context, account: Account) -> Answer:
 
 
 def placebo_capabilities(run: SeedRun, context: Context, account: Account) -> Answer:
-    """The round on as many other capabilities, which the rule did not select."""
+    """The round on as many other capabilities, which the rule did not select. What a language model has said of the
+    seed's diagnosis is lent, as its episodes are: asked again it would name others, the selected ones among them."""
     chosen = find_lacking(run.context)
+    context.store.put(run.context.store.rows(ReplyRow))
+    named = [c.store.spent(c.round.id, stage=NAMING)["dollars"] for c in (run.context, context)]
 
     @stage("select", title="draw capabilities that were not selected")
     def draw(context: Context) -> SelectResult:
@@ -63,7 +67,8 @@ def placebo_capabilities(run: SeedRun, context: Context, account: Account) -> An
 
     answer = play_round(run, context, account, draw)
     drawn = specialists(_selected(context))
-    return replace(answer, notes=(f"capabilities drawn: {', '.join(drawn) or 'there was none to draw'}", *answer.notes))
+    notes = (f"capabilities drawn: {', '.join(drawn) or 'there was none to draw'}", *answer.notes)
+    return replace(answer, notes=notes, shared_dollars=max(0.0, named[0] - named[1]))
 
 
 def play_round(
