@@ -367,7 +367,7 @@ class Conversation(Base):
 
 
 class Reply(Base):
-    """A model's reply to an analyst's request, kept so that the same request is never paid for twice."""
+    """A model's reply to an analyst's request, kept with the stage that paid for it; nobody pays for it again."""
 
     __tablename__ = "replies"
 

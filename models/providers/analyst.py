@@ -154,7 +154,7 @@ class Analyst:
                 return Answer(kept, request_hash, True)
             cost = Spent()
             value, content = self._answer_or_repair(question, cost)
-            self._cache.put(self._reply_row(request_hash, {"content": content}, cost))
+            self._cache.put(self._reply_row(request_hash, {"content": content, "stage": question.stage}, cost))
             return Answer(value, request_hash, False)
 
     def ask_many(self, questions: Sequence[Question[Reply]]) -> list[Answer[Reply] | ProviderError]:

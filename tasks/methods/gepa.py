@@ -27,7 +27,7 @@ from environments.picking import spread
 from errors import PolicyError
 from tasks.comparison.results import reflection_of
 from tasks.methods.examples import Worked, fits, reference_notes, worked_examples
-from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
+from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst, paid_by_others
 from tasks.methods.seed.answers import Answer, play_answer
 from tasks.methods.seed.budget import TEST, Account, Lender
 from tasks.methods.seed.prompts import PromptedEnvironment, Prompting
@@ -52,26 +52,34 @@ IDLE = 50
 
 def gepa(run: SeedRun, context: Context, account: Account) -> Answer:
     """The prompt with the highest success on the validation tasks that GEPA saw."""
-    found = evolve(context, account.episodes)
-    return Answer(context, prompting=found.prompting, notes=found.notes, reflection=found.reflection)
+    found = evolve(context, account.method, account.episodes)
+    return Answer(
+        context,
+        prompting=found.prompting,
+        notes=found.notes,
+        reflection=found.reflection,
+        shared_dollars=found.shared_dollars,
+    )
 
 
 @dataclass(frozen=True)
 class Evolved:
-    """The best prompt, what has to be said of it, and what has reflected (`reflection_of`; None: nothing was tried)."""
+    """The best prompt, what has to be said of it, what has reflected (`reflection_of`; None: nothing was tried), and
+    the dollars of its replies that another method has paid."""
 
     prompting: Prompting = field(default_factory=Prompting)
     notes: tuple[str, ...] = ()
     reflection: Mapping[str, Any] | None = None
+    shared_dollars: float = 0.0
 
 
-def evolve(context: Context, episodes: int) -> Evolved:
+def evolve(context: Context, method: str, episodes: int) -> Evolved:
     """The best prompt within `episodes`, the diagnosis among them. Raises what the model that reflects could not be
     asked for (see `Analyst.ask`), as soon as it is known."""
     from gepa import optimize
 
     pool = worked_examples(context)
-    proposer = proposer_of(context, pool)
+    proposer = proposer_of(context, pool, method)
     reflection = reflection_of(context.settings)
     validation = spread(context.tasks("validation"), VALIDATED)
     diagnosis = context.result(RolloutResult).trajectories
@@ -104,13 +112,13 @@ def evolve(context: Context, episodes: int) -> Evolved:
     failed = f"{proposer.unusable} of {proposer.reflections} reflections gave no usable text"
     by = f"reflection by {reflection['model'] or SCRIPTED}"
     notes = (by, *([failed] if proposer.unusable else []), told, *reference_notes(shown, pool))
-    return Evolved(best, notes, reflection)
+    return Evolved(best, notes, reflection, paid_by_others(context.store, proposer.used, method))
 
 
 def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
     """TRACE on the prompt that GEPA found. Behind another prompt the base's episodes are others: none is lent, and what
     GEPA has played is copied into no round, for what it cost alone."""
-    found = evolve(context, run.episodes // 2)
+    found = evolve(context, account.method, run.episodes // 2)
     prompting = found.prompting
     home = context.settings.folder / "trace-gepa"
     target = behind(context.target, prompting)
@@ -128,7 +136,13 @@ def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
             rollout.do(own)
             answer = play_round(run, own, whole)
         notes = (*found.notes, *answer.notes)
-        return replace(answer, notes=notes, account=whole, reflection=found.reflection)
+        return replace(
+            answer,
+            notes=notes,
+            account=whole,
+            reflection=found.reflection,
+            shared_dollars=answer.shared_dollars + found.shared_dollars,
+        )
     except BaseException:
         close_round(own)
         raise
@@ -145,16 +159,17 @@ def behind(target: Target, prompting: Prompting) -> Target:
     return found
 
 
-def proposer_of(context: Context, pool: Sequence[Worked]) -> Proposer:
-    """What makes new prompts: with the analyst's model where one is configured."""
-    model = context.settings.analyst.model
+def proposer_of(context: Context, pool: Sequence[Worked], method: str = "gepa") -> Proposer:
+    """What makes new prompts of a method: with the analyst's model where one is configured."""
+    how, used = context.settings.analyst, set[str]()
     return Proposer(
         original=first_opening(context.target)[0].instructions,
         pool={worked.id: worked.turns for worked in pool},
         families={worked.id: worked.family for worked in pool},
         fits=lambda prompting: fits(context, prompting),
         draws=random.Random(f"gepa:{context.seed}"),
-        rewrite=by_analyst(context.analyst, context.settings.analyst.temperature) if model else None,
+        rewrite=by_analyst(context.analyst, how.temperature, method, used) if how.model else None,
+        used=used,
     )
 
 

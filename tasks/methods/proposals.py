@@ -11,12 +11,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
+from db import ReplyRow, Store
 from errors import ProviderError
 from models.providers.analyst import Analyst, Question, unanswered
 from tasks.methods.examples import NUMBERS, Example
@@ -55,7 +56,8 @@ class Proposer:
     `fits` says whether a prompt leaves room for the conversation; `rewrite` is a model's, None is the script's.
 
     `problem` is what nothing can be proposed after, such as a model that cannot be reached. `reflections` counts the
-    texts that a model was asked for, `unusable` those that it refused, or gave in no form that can be used."""
+    texts that a model was asked for, `unusable` those that it refused, or gave in no form that can be used; `used` has
+    the hashes of the requests that it has answered."""
 
     original: str
     pool: Mapping[str, Example]
@@ -63,6 +65,7 @@ class Proposer:
     fits: Callable[[Prompting], bool]
     draws: random.Random
     rewrite: Rewrite | None = None
+    used: set[str] = field(default_factory=set)
     reminders: list[str] = field(default_factory=list)
     problem: Exception | None = None
     reflections: int = 0
@@ -139,9 +142,10 @@ class Proposer:
         return text.replace(f"\n{self.draws.choice(there)}", "") if there else text
 
 
-def by_analyst(analyst: Analyst, temperature: float) -> Rewrite:
+def by_analyst(analyst: Analyst, temperature: float, method: str, used: set[str]) -> Rewrite:
     """A model's rewriting of instructions, asked with GEPA's own prompt, what was said in episodes fenced off in it;
-    replies are kept, so a run that goes on asks nothing twice."""
+    replies are kept, so a run that goes on asks nothing twice. What is asked is stored as the `method`'s; the hash of
+    each request that was answered, now or before, is put into `used`."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
     def rewrite(text: str, records: Records) -> str:
@@ -150,7 +154,15 @@ def by_analyst(analyst: Analyst, temperature: float) -> Rewrite:
             {"current_instruction_doc": text, "dataset_with_feedback": shown, "prompt_template": None}
         )
         asked = [{"role": "system", "content": RECORDED}, {"role": "user", "content": str(prompt)}]
-        question = Question("gepa", asked, NewInstructions, temperature, check=_not_empty)
-        return analyst.ask(question).value.plain
+        answer = analyst.ask(Question(method, asked, NewInstructions, temperature, check=_not_empty))
+        used.add(answer.request_hash)
+        return answer.value.plain
 
     return rewrite
+
+
+def paid_by_others(store: Store, used: Collection[str], method: str) -> float:
+    """Dollars of the `used` replies that another method of the same home has paid for: what the method would have paid
+    without it, so that its figures are the same in either order."""
+    rows = store.rows(ReplyRow, request_hash=list(used))
+    return sum(row.dollars for row in rows if row.reply.get("stage", method) != method)

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from db.values.types import utc_now
 from environments.contract import Message, TargetTask
 from errors import BudgetExceeded, ConfigurationError, StoreError
 from models.providers.analyst import Analyst, AnalystSettings, Refused
-from models.providers.litellm_client import CallFailed, Completion
+from models.providers.client import ModelClient
+from models.providers.litellm_client import CallFailed, Completion, ModelCall
 from tasks.comparison.results import reflection_of
 from tasks.methods import gepa as room
 from tasks.methods.gepa import BATCH, IDLE, Evolved, Rollouts, _Spent, trace_gepa
@@ -102,7 +104,7 @@ def test_instructions_of_a_model_are_without_its_fence_and_none_are_asked_for_ag
             return Completion(json.dumps({"instructions": answers[len(asked) - 1]}), finish="stop")
 
     client, replies = Client(), SimpleNamespace(get=lambda request_hash: None, put=lambda row: None)
-    rewrite = by_analyst(Analyst(AnalystSettings("openai/m"), client, replies), 0.8)  # type: ignore[arg-type]
+    rewrite = by_analyst(Analyst(AnalystSettings("openai/m"), client, replies), 0.8, "gepa", set())  # type: ignore[arg-type]
     assert rewrite("Say.", [{"Inputs": "x"}]) == "Say it well."
     assert "instructions is empty" in asked[1]
 
@@ -173,7 +175,7 @@ def test_a_model_that_cannot_be_asked_ends_the_search_and_an_answer_of_no_use_do
         asked.append(text)
         raise problem
 
-    monkeypatch.setattr(room, "by_analyst", lambda analyst, temperature: rewrite)
+    monkeypatch.setattr(room, "by_analyst", lambda *given: rewrite)
     run = seed_run(settings_folder, tiny_model, budget=60, analyst={"model": "openai/m"})
     if isinstance(problem, Refused):
         made = run_method(run, "gepa")
@@ -246,6 +248,48 @@ def test_what_an_earlier_process_played_flatters_no_rate(monkeypatch: pytest.Mon
     assert (meter.done, meter.before) == (5, 4)
 
 
+def test_what_reflection_costs_does_not_depend_on_who_has_paid_it(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both methods work in one home, where the second one is given the first one's replies; one that is stopped and
+    begun again is given its own."""
+    gepa = pytest.importorskip("gepa")
+    without_prefect(monkeypatch)
+    asked: list[ModelCall] = []
+
+    def evaluate(rollouts: Rollouts, tasks: Any, candidate: dict[str, str], capture_traces: bool = False) -> Any:
+        rollouts.asked.update(f"{task.id} {candidate}" for task in tasks)
+        return gepa.EvaluationBatch(outputs=tasks, scores=[0.5] * len(tasks), trajectories=tasks)
+
+    def dataset(rollouts: Rollouts, candidate: Any, evaluated: Any, components: list[str]) -> dict[str, Any]:
+        return dict.fromkeys(components, [record(task.id, False) for task in evaluated.trajectories])
+
+    def answer(client: ModelClient, call: ModelCall) -> Completion:
+        asked.append(call)
+        if len(asked) == stops_at:
+            raise KeyboardInterrupt
+        text = f"Say {sha256(call.messages[-1]['content'].encode()).hexdigest()[:6]}."
+        return Completion(json.dumps({"instructions": text}), prompt_tokens=10, sampled_tokens=10, dollars=1.0)
+
+    monkeypatch.setattr(Rollouts, "evaluate", evaluate)
+    monkeypatch.setattr(Rollouts, "make_reflective_dataset", dataset)
+    monkeypatch.setattr(ModelClient, "_wait_for", answer)
+    monkeypatch.setattr(room, "play_round", lambda run, context, account: Answer(context))
+    monkeypatch.setattr("tasks.methods.run.play_answer", lambda *given: [])
+    analyst = {"model": "openai/m", "prompt_price": 1.0, "sampled_price": 1.0}
+    dollars = []
+    for stops_at, *order in ((0, "gepa", room.TRACE_GEPA), (2, room.TRACE_GEPA, "gepa")):
+        asked.clear()
+        run = seed_run(settings_folder / str(stops_at), tiny_model, budget=140, analyst=analyst)
+        if stops_at:
+            with pytest.raises(KeyboardInterrupt):
+                run_method(run, order[0])
+        dollars.append({name: run_method(run, name).dollars for name in order})
+        close_round(run.context)
+    assert dollars[0] == dollars[1]
+    assert 2 <= dollars[0][room.TRACE_GEPA] < dollars[0]["gepa"]
+
+
 @pytest.mark.parametrize("changed", [True, False])
 def test_behind_another_prompt_the_diagnosis_is_played_anew(
     settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch, changed: bool
@@ -253,7 +297,7 @@ def test_behind_another_prompt_the_diagnosis_is_played_anew(
     """The unprompted base's episodes stand for no other's: what mines and learns finds none of them in the round."""
     without_prefect(monkeypatch)
     prompting = Prompting(("Say", "Tell")) if changed else Prompting()
-    monkeypatch.setattr(room, "evolve", lambda context, episodes: Evolved(prompting))
+    monkeypatch.setattr(room, "evolve", lambda *given: Evolved(prompting))
     monkeypatch.setattr(room, "play_round", lambda run, context, account: Answer(context))
     run = seed_run(settings_folder, tiny_model)
     account = pay(run.context, room.TRACE_GEPA, run.episodes, [DIAGNOSIS])
@@ -278,7 +322,7 @@ def test_the_time_of_a_round_that_a_process_died_in_is_not_lost(
     without_prefect(monkeypatch)
     clock, killed = [0.0], list[bool]()
 
-    def evolve(context: Context, episodes: int) -> Evolved:
+    def evolve(context: Context, method: str, episodes: int) -> Evolved:
         clock[0] += 10
         return Evolved()
 

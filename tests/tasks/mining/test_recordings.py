@@ -76,7 +76,7 @@ def reflected() -> list[Messages]:
 
     asked: list[Messages] = []
     record = {"Inputs": SAID, "Generated Outputs": SAID, "Feedback": SAID, "Failed checks": ["sum"], "Solved": False}
-    assert by_analyst(Writer(), 0.7)("Old instructions.", [record]) == "Be exact."  # type: ignore[arg-type]
+    assert by_analyst(Writer(), 0.7, "gepa", set())("Old instructions.", [record]) == "Be exact."  # type: ignore[arg-type]
     return asked
 
 
