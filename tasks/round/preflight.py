@@ -63,9 +63,18 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
 
 def _check_settings(settings: Settings) -> None:
     """What the settings alone show: a model, its key, a sandbox for what it writes."""
+    own = settings.synthesizer
+    if own.kind == "llm" and not own.model:
+        of_another = "api_base", "api_key_variable", "prompt_price", "sampled_price"
+        if given := [f"synthesizer.{name}" for name in of_another if getattr(own, name) not in ("", None)]:
+            raise ConfigurationError(
+                f"{', '.join(given)} given, and synthesizer.model is not: the analyst's model writes, and is asked as "
+                "analyst.* say; name the model that writes as synthesizer.model, though it be the same, or leave them "
+                "out"
+            )
     for part, how in models_of(settings):
         check_model(settings, part, how)
-    if settings.synthesizer.kind == "llm":
+    if own.kind == "llm":
         choose_level(settings.sandbox)
 
 

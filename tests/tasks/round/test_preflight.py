@@ -42,6 +42,25 @@ def test_a_round_without_a_model_needs_none(settings_folder: Path, store: Store)
     assert store.rows(SpendRow) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("api_base", "http://author/v1"),
+        ("api_key_variable", "AUTHOR_KEY"),
+        ("prompt_price", 0.0),
+        ("sampled_price", 9.0),
+    ],
+)
+def test_an_authors_own_address_without_its_model_is_refused(
+    settings_folder: Path, store: Store, name: str, value: Any
+) -> None:
+    """It was left aside without a word, and the author asked at the analyst's server."""
+    settings = load_settings(analyst={"model": "openai/m"}, synthesizer={"kind": "llm", name: value})
+    with pytest.raises(ConfigurationError, match=rf"synthesizer\.{name} given, and synthesizer\.model is not"):
+        check_analyst(settings, target(), store)
+    check_analyst(load_settings(synthesizer={name: value}), target(), store)
+
+
 def test_a_target_that_is_only_reported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = target()
     check_tasks(shop)
