@@ -262,7 +262,7 @@ def test_what_reflection_costs_does_not_depend_on_who_has_paid_it(
         return gepa.EvaluationBatch(outputs=tasks, scores=[0.5] * len(tasks), trajectories=tasks)
 
     def dataset(rollouts: Rollouts, candidate: Any, evaluated: Any, components: list[str]) -> dict[str, Any]:
-        return dict.fromkeys(components, [record(task.id, False) for task in evaluated.trajectories])
+        return {name: [record(task.id, False) for task in evaluated.trajectories] for name in components}
 
     def answer(client: ModelClient, call: ModelCall) -> Completion:
         asked.append(call)
