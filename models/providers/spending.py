@@ -22,6 +22,10 @@ OF_ROUND = (
     "the next call may bring the round's {what} to {total:.6g}, over the cap of {limit:.6g} ({spent:.6g} spent or "
     "under way); raise the cap and run again: what was answered is kept"
 )
+OF_WATCH = (
+    "the next call may bring the watch's {what} to {total:.6g}, over the cap of {limit:.6g} ({spent:.6g} spent or "
+    "under way); raise analyst.{setting} and watch again: what was played is kept"
+)
 OF_EVALUATION = (
     "the next call of {model} may cost ${more:.4g} and ${spent:.4g} of the cap of ${limit:g} are spent; the same "
     "command with a higher --max-cost goes on from here"
@@ -80,7 +84,7 @@ def most_prompt_tokens(messages: Sequence[Mapping[str, Any]], tools: Sequence[Ma
 class SpendingCap:
     """Counts the calls of any number of models and holds all of them together to `limits`; `before` is spent already.
 
-    `spent` has the answered calls by model. A `refusal` (`OF_ROUND`, `OF_EVALUATION`) is what a refused caller reads.
+    `spent` has the answered calls by model. A `refusal` (`OF_ROUND`, ...) is what a refused caller reads.
     `elsewhere` says what others have spent under the same limits; it is asked again before each call, so that only what
     is under way in other processes at that moment can pass them. Safe to use from several threads.
     """
@@ -173,7 +177,9 @@ class SpendingCap:
             ("dollars", self.dollars + others.dollars + self._reserved_dollars, dollars, self.limits.dollars),
         ):
             if limit is not None and spent + more > limit:
-                return {"what": what, "spent": spent, "more": more, "total": spent + more, "limit": limit}
+                setting = "max_total_tokens" if what == "tokens" else f"max_{what}"
+                found = {"what": what, "spent": spent, "more": more, "total": spent + more, "limit": limit}
+                return found | {"setting": setting}
         return {}
 
     def _charge(self, model: str, cost: Spent) -> None:

@@ -69,7 +69,7 @@ class EvaluationSpec:
 @dataclass
 class EvaluationRun:
     """One run of an evaluation: what was there, what was played, whether each episode has a result now, and why it
-    stopped early ("" when it did not)."""
+    stopped early and for which boundary ("" when it did not)."""
 
     id: str
     ids: list[str]
@@ -78,6 +78,7 @@ class EvaluationRun:
     seconds: float = 0.0
     complete: bool = False
     stopped: str = ""
+    stopped_by: str = ""
     answered_by: list[str] = field(default_factory=list)
 
 
@@ -131,7 +132,9 @@ def run_evaluation(
     episodes = [Episode("", task, spec.seed, k, adapters[task.id]) for task in tasks for k in range(spec.trials)]
     played = engine.play(ground, episodes, f"{loaded.name.text} on {spec.called} {spec.split}")
     ids = list(dict.fromkeys(played.ids))
-    run = EvaluationRun(identity, ids, played.resumed, played.played, stopped=played.stopped)
+    run = EvaluationRun(
+        identity, ids, played.resumed, played.played, stopped=played.stopped, stopped_by=played.stopped_by
+    )
     run.complete = len(store.stored_ids(ids)) == len(ids)
     cap.settle()
     run.seconds = time.monotonic() - began

@@ -27,13 +27,13 @@ from db import DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from environments.picking import spread
-from errors import AdapterError, ConfigurationError, EpisodesLost, StoreError, TargetError
+from errors import AdapterError, BudgetExceeded, ConfigurationError, EpisodesLost, StoreError, TargetError
 from models.providers.client import ModelClient
-from models.providers.spending import SpendingCap
+from models.providers.spending import OF_WATCH, SpendingCap
 from models.router.router import ASKED
 from settings import Settings
 from tasks.measuring.comparison import compare
-from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
+from tasks.measuring.evaluation import EVALUATION, EvaluationSpec, run_evaluation
 from tasks.measuring.falls import judge_lost
 from tasks.measuring.gate_plan import GateRules, alpha_at, p_phrase
 from tasks.measuring.outcomes import Outcomes, outcomes_of
@@ -112,13 +112,15 @@ class FreshTasks:
 
 
 def watch_release(settings: Settings, now: datetime | None = None) -> Watched:
-    """Compare what is live with what it replaced, tell of a fall, and roll back where the settings want it."""
+    """Compare what is live with what it replaced, tell of a fall, and roll back where the settings want it. Raises
+    `BudgetExceeded` and `ConfigurationError` where a simulated user cannot be asked on, and `EpisodesLost` where too
+    much was lost to errors to say anything."""
     now = now or utc_now()
     with open_store(settings.database_url) as store:
         live = live_release(store, settings.target)
         if live is None:
             return Watched(settings.target, 0, "the bare base answers: there is nothing to watch")
-        client = ModelClient(SpendingCap(analyst_settings(settings).limits))
+        client = ModelClient(SpendingCap(analyst_settings(settings).limits, refusal=OF_WATCH))
         with closing(client):
             target = target_of(settings, store, client)
             if target.data_hash != live.data_hash:
@@ -192,6 +194,9 @@ def _on_tasks(
             run = run_evaluation(store, spec, loaded, client.cap)
         finally:
             loaded.close()
+        # What was not played for want of money, or of a key, no side has lost.
+        if run.stopped_by in EVALUATION.fatal:
+            raise (BudgetExceeded if run.stopped_by == BudgetExceeded.boundary else ConfigurationError)(run.stopped)
         played[side] = outcomes_of(store, run.id, settings.target)
         lost[side] = len(run.ids) - len(store.stored_ids(run.ids))
     rules, tasks = GateRules(margin=settings.evaluation.margin), len(spec.tasks)

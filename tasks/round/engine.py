@@ -109,13 +109,15 @@ ONCE = PlayOptions()
 @dataclass
 class PlayRun:
     """One call of `Engine.play`: the ids of all episodes in their order, how many of them were stored before, how many
-    episodes and steps were played, why it stopped early ("" when it did not), and seconds by what took them."""
+    episodes and steps were played, why it stopped early and for which boundary ("" when it did not), and seconds by
+    what took them."""
 
     ids: list[str]
     resumed: int
     played: int = 0
     steps: int = 0
     stopped: str = ""
+    stopped_by: str = ""
     model_seconds: float = 0.0
     environment_seconds: float = 0.0
 
@@ -205,6 +207,7 @@ class Engine:
                             again.append(trajectory.episode.key)
                         run.stopped = options.reason_to_stop(trajectory, lost)
                         if run.stopped:
+                            run.stopped_by = trajectory.boundary
                             break
                         meter.advance(options.note(run.steps))
             finally:

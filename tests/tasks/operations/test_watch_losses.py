@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Environment, Message
-from errors import EpisodesLost, PolicyError
+from errors import BudgetExceeded, ConfigurationError, EpisodesLost, PolicyError
 from models.policy import PolicyIdentity
+from models.providers.client import ModelClient
 from models.scripted import OraclePolicy
+from tasks.operations import watch as watch_file
 from tasks.operations.watch import watch_text
-from tests.tasks.operations.watched_homes import LIVE_SINCE, NOW, both, conversation
+from tests.tasks.operations.watched_homes import LIVE_SINCE, NOW, Target, both, conversation
 
 
 class Losing(OraclePolicy):
@@ -30,6 +32,42 @@ class Losing(OraclePolicy):
             self.left -= 1
             raise PolicyError("the adapter overflows")
         return super().act(environment, messages, seed)
+
+
+class Asking(OraclePolicy):
+    """What stands for a simulated user: each turn costs a call under the watch's cap, or is refused for its key."""
+
+    def __init__(self, client: ModelClient | None) -> None:
+        self.client = client
+
+    def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+        if self.client is None:
+            raise ConfigurationError("the key is wrong (401)")
+        with self.client.cap.call("openai/m", 10, 10, (1.0, 1.0)):
+            return super().act(environment, messages, seed)
+
+
+@pytest.mark.parametrize(
+    ("cap", "value", "setting"),
+    [("MAX_CALLS", "3", "max_calls"), ("MAX_TOTAL_TOKENS", "10", "max_total_tokens"), ("", "", "")],
+)
+def test_what_the_cap_left_unplayed_is_no_fall(
+    world: Any, monkeypatch: pytest.MonkeyPatch, cap: str, value: str, setting: str
+) -> None:
+    """It counted as lost, by the release or by the base, and the advice was an option that the watch does not have."""
+    if cap:
+        monkeypatch.setenv(f"TRACE_ANALYST__{cap}", value)
+
+    def target_of(settings: Any, store: Any, client: ModelClient) -> Target:
+        world.plays["release@2"] = Asking(client if cap else None)
+        return Target()
+
+    both(world)
+    monkeypatch.setattr(watch_file, "target_of", target_of)
+    problem, said = (BudgetExceeded, f"raise analyst.{setting} and watch") if cap else (ConfigurationError, "the key")
+    with pytest.raises(problem, match=said):
+        world.watch(roll_back=True)
+    assert (world.said, world.back) == ([], [])
 
 
 def test_what_the_release_lost_to_errors_may_be_a_fall_and_is_told(world: Any) -> None:
