@@ -41,6 +41,7 @@ def evaluate(
     workers: Annotated[int, typer.Option(min=1, help="Episodes at once, for models behind an API.")] = 8,
     max_cost: Annotated[float | None, typer.Option(min=0, help="Dollars that the evaluation may cost in all.")] = None,
     price: Annotated[str, typer.Option(help="PROMPT,SAMPLED dollars per million tokens, if LiteLLM has none.")] = "",
+    user_price: Annotated[str, typer.Option(help="The same of the simulated user's model.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on with what is stored.")] = False,
     home: Home = None,
     as_json: AsJson = False,
@@ -51,8 +52,9 @@ def evaluate(
     from tasks.measuring.policy_names import PolicyOptions
     from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 
-    options = PolicyOptions(temperature, max_tokens, api_base, api_key_variable, _price(price))
-    request = EvaluateRequest(target, split, policy, trials, seed, user, limit, workers, max_cost, fresh, home)
+    options = PolicyOptions(temperature, max_tokens, api_base, api_key_variable, _price("--price", price))
+    by_user = _price("--user-price", user_price)
+    request = EvaluateRequest(target, split, policy, trials, seed, user, limit, workers, max_cost, fresh, home, by_user)
     with result_alone():
         rows = evaluate_targets(request, options)
     printed([r.model_dump(mode="json") for r in rows], as_json, "\n".join(table(rows)))
@@ -64,7 +66,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _price(text: str) -> tuple[float, float] | None:
+def _price(option: str, text: str) -> tuple[float, float] | None:
     from errors import ConfigurationError
 
     if not text:
@@ -73,8 +75,8 @@ def _price(text: str) -> tuple[float, float] | None:
         prompt, sampled = (float(part) for part in text.split(","))
     except ValueError:
         raise ConfigurationError(
-            f"--price {text!r} is not two numbers; write PROMPT,SAMPLED, such as 0.15,0.60"
+            f"{option} {text!r} is not two numbers; write PROMPT,SAMPLED, such as 0.15,0.60"
         ) from None
     if not all(0 <= dollars < math.inf for dollars in (prompt, sampled)):
-        raise ConfigurationError(f"--price {text!r} is not a price; write dollars per million tokens, 0 or more")
+        raise ConfigurationError(f"{option} {text!r} is not a price; write dollars per million tokens, 0 or more")
     return prompt, sampled

@@ -124,11 +124,11 @@ class SpendingCap:
                 self.before.add(sums)
             self.spent, self._made = {}, 0
 
-    def require_price(self, model: str, given: tuple[float, float] | None = None) -> None:
-        """Raise `ConfigurationError` when there is a cap in dollars and no price to hold it with."""
+    def require_price(self, model: str, given: tuple[float, float] | None = None, option: str = "--price") -> None:
+        """Raise `ConfigurationError` when there is a cap in dollars and no price to hold it with; `option` gives it."""
         if self.limits.dollars is not None and given is None and price_of(model) is None:
             raise ConfigurationError(
-                f"a cap of ${self.limits.dollars:g} cannot be held: LiteLLM has no price for {model}; give --price "
+                f"a cap of ${self.limits.dollars:g} cannot be held: LiteLLM has no price for {model}; give {option} "
                 "PROMPT,SAMPLED in dollars per million tokens (0,0 for a server of your own), or leave --max-cost out"
             )
 

@@ -175,15 +175,16 @@ def _spend_row(key: str, stage: str, model: str, sums: Spent) -> SpendRow:
     return SpendRow(id=key, stage=stage, model=model, **asdict(sums))
 
 
-def check_user(spec: EvaluationSpec, cap: SpendingCap) -> None:
-    """Refuse a simulated user that has no key, or no price that a cap could be held with: `ConfigurationError`."""
+def check_user(spec: EvaluationSpec, cap: SpendingCap, price: tuple[float, float] | None = None) -> None:
+    """Refuse a simulated user that has no key, or no price that a cap could be held with (`price` is the one that was
+    given, in dollars per million prompt and sampled tokens): `ConfigurationError`."""
     if not spec.user.startswith(MODEL_USER):
         return
     model = spec.user.removeprefix(MODEL_USER)
     missing = missing_keys(model)
     if missing:
         raise ConfigurationError(f"simulated user {model!r} needs {', '.join(missing)}; set it in the environment")
-    cap.require_price(model)
+    cap.require_price(model, price, "--user-price")
 
 
 def check_context(spec: EvaluationSpec, loaded: LoadedPolicy) -> int:

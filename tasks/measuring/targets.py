@@ -13,7 +13,7 @@ import pandas as pd
 from db import open_store
 from environments.contract import SPLITS, Target
 from environments.targets.catalogue import groups, load_target
-from environments.targets.third_party.adapter import MODEL_USER
+from environments.targets.third_party.adapter import MODEL_USER, model_of_user
 from environments.task_ids import checked_tasks
 from errors import BudgetExceeded, ConfigurationError
 from models.providers.client import ModelClient
@@ -31,6 +31,7 @@ from tasks.measuring.evaluation import (
 )
 from tasks.measuring.figures import EvaluationRow, figures_of, overall
 from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyOptions, load_policy, parse_policy
+from tasks.round.analyst import given_price
 
 logger = logging.getLogger("trace")
 NOOP = "noop"
@@ -39,7 +40,8 @@ NOOP = "noop"
 @dataclass(frozen=True)
 class EvaluateRequest:
     """What the command line asks for. `user`, `limit` (tasks) and `max_cost` (dollars) are None when not given; the
-    user is then that of the settings."""
+    user is then that of the settings. `user_price` is of the user's model, in dollars per million (prompt, sampled)
+    tokens; None takes the analyst's where that is the same model, else LiteLLM's table."""
 
     target: str
     split: str
@@ -52,6 +54,7 @@ class EvaluateRequest:
     max_cost: float | None = None
     fresh: bool = False
     home: Path | None = None
+    user_price: tuple[float, float] | None = None
 
 
 def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[EvaluationRow]:
@@ -66,8 +69,8 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
     name = parse_policy(request.policy, options.api_base)
     user, cap = request.user or settings.target_user, SpendingCap(Limits(dollars=request.max_cost))
     client = ModelClient(cap)
-    a = settings.analyst
-    player = user_model(user, client, concurrency=a.concurrency, send_temperature=a.send_temperature)
+    a, price = settings.analyst, request.user_price or given_price(settings, model_of_user(user))
+    player = user_model(user, client, price, a.concurrency, a.send_temperature)
     specs = [_spec(load_target(target, user, player), target, request) for target in expand(request.target)]
     rows: dict[str, list[EvaluationRow]] = {}
     frames: dict[str, list[tuple[EvaluationRow, pd.DataFrame]]] = {}
@@ -75,7 +78,7 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
         open_ones.callback(client.close)
         plan = list[tuple[LoadedPolicy, EvaluationSpec]]()
         for spec in specs:
-            check_user(spec, cap)
+            check_user(spec, cap, price)
             its = settings.model_copy(update={"target": spec.called})
             # What is the same for every target is loaded once: adapters and releases are a target's, the base is not.
             again = bool(plan) and not name.adapter and (name.kind != "release" or name.text == BARE)
@@ -138,5 +141,10 @@ def _spec(target: Target, called: str, request: EvaluateRequest) -> EvaluationSp
         raise ConfigurationError(
             f"--user {request.user!r} is given, and {called} has a user of its own, {spec.user!r}, which "
             "nothing can be chosen in place of; leave --user out"
+        )
+    if request.user_price and not model_of_user(spec.user):
+        raise ConfigurationError(
+            f"--user-price {request.user_price[0]:g},{request.user_price[1]:g} is given, and no model plays the users "
+            f"of {called} ({spec.user}); leave it out, or name one with --user litellm:MODEL"
         )
     return spec

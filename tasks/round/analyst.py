@@ -88,13 +88,13 @@ def check_user(settings: Settings, target: Target) -> None:
 
 def _user_model(settings: Settings, client: ModelClient) -> UserModel | None:
     user, a = settings.target_user, settings.analyst
-    return user_model(user, client, _given_price(settings, model_of_user(user)), a.concurrency, a.send_temperature)
+    return user_model(user, client, given_price(settings, model_of_user(user)), a.concurrency, a.send_temperature)
 
 
-def _given_price(settings: Settings, model: str) -> tuple[float, float] | None:
+def given_price(settings: Settings, model: str) -> tuple[float, float] | None:
     """The analyst's own price where the same model plays the user."""
     return analyst_settings(settings).price if model == settings.analyst.model else None
 
 
 def _price_of_user(settings: Settings, model: str) -> tuple[float, float] | None:
-    return _given_price(settings, model) or price_of(model)
+    return given_price(settings, model) or price_of(model)

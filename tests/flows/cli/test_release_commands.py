@@ -204,10 +204,14 @@ def test_a_target_without_a_round_is_told_with_those_that_have_one(two_targets: 
         CliRunner().invoke(app, [command, "--home", str(two_targets), "--target", "shpo"], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("price", ["nan,1", "1,inf", "-1,1"])
-def test_a_price_that_is_none_is_refused(price: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a price; write dollars per million tokens"):
-        CliRunner().invoke(app, ["evaluate", "--target", "shop", "--price", price], catch_exceptions=False)
+@pytest.mark.parametrize(
+    ("option", "price"), [("--price", "nan,1"), ("--price", "1,inf"), ("--price", "-1,1"), ("--user-price", "-1,1")]
+)
+def test_a_price_that_is_none_is_refused(option: str, price: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"{option} '{price}' is not a price; write dollars per million tokens"
+    ):
+        CliRunner().invoke(app, ["evaluate", "--target", "shop", option, price], catch_exceptions=False)
 
 
 def test_an_age_beyond_all_dates_is_refused(two_targets: Path) -> None:

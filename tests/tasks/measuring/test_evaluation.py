@@ -19,6 +19,7 @@ from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
 from models.local.base import load_base
 from models.policy import Sampling
+from models.providers.litellm_client import Completion
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.measuring.evaluation import _adapter_row
@@ -213,6 +214,23 @@ def test_the_money_cap_holds_for_policy_and_simulated_user_together(monkeypatch:
     with open_store(f"sqlite:///{Path('runs').resolve() / 'trace.db'}") as store:
         rows = store.rows(SpendRow, stage=f"evaluation:{whole.evaluation}")
     assert {r.model for r in rows} == {"openai/my-model", MODEL}
+
+
+def test_a_user_on_a_server_of_ones_own_has_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reply(client: Any, call: Any) -> Completion:
+        return Completion("Yes.", prompt_tokens=10, sampled_tokens=10, dollars=sum(call.price) * 1e-5)
+
+    monkeypatch.setattr("models.providers.client.ModelClient._wait_for", reply)
+    with pytest.raises(ConfigurationError, match=r"--user-price 2,8 is given, and no model plays the users .*\(none\)"):
+        evaluate("noop", user_price=(2.0, 8.0))
+    monkeypatch.setattr("tasks.measuring.targets.load_target", TalkTarget)
+    given: dict[str, Any] = {"target": "talk", "user": "litellm:hosted_vllm/mine", "max_cost": 1.0}
+    with pytest.raises(ConfigurationError, match="no price for hosted_vllm/mine; give --user-price PROMPT,SAMPLED"):
+        evaluate("noop", **given)
+    assert evaluate("noop", **given, user_price=(2.0, 8.0))[0].dollars == pytest.approx(8 * 1e-4)
+    for name, value in (("MODEL", "hosted_vllm/mine"), ("PROMPT_PRICE", "1"), ("SAMPLED_PRICE", "4")):
+        monkeypatch.setenv(f"TRACE_ANALYST__{name}", value)
+    assert evaluate("noop", **given, fresh=True)[0].dollars == pytest.approx(8 * 5e-5), "the analyst's"
 
 
 @pytest.mark.parametrize(
