@@ -4,10 +4,13 @@ is said all the same, as always while it has the round open (`opened` in `flows/
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
+from uuid import uuid4
 
-from prefect.exceptions import FlowPauseTimeout
+import httpx
+from prefect.exceptions import FlowPauseTimeout, Pause
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from pydantic import Field
@@ -18,7 +21,10 @@ from tasks.gate import proposal_of
 from tasks.operations.announcements import tell_question
 from tasks.round.context import Context
 from tasks.round.results import GateResult
+from tasks.unattended.prefect_pages import is_away
 from tasks.unattended.stalls import unwatched
+
+logger = logging.getLogger("trace")
 
 POLL_SECONDS = 10
 
@@ -50,9 +56,7 @@ def ask_approval(context: Context) -> None:
     began = time.monotonic()
     try:
         with unwatched():
-            answer = pause_flow_run(
-                wait_for_input=form, timeout=int(3600 * wanted.approval_hours), poll_interval=POLL_SECONDS
-            )
+            answer = _answered(form, 3600 * wanted.approval_hours)
     except FlowPauseTimeout:
         raise NotApproved(
             f"release {proposal.candidate.number} of {context.round.target} waits for approval, and nobody answered "
@@ -62,3 +66,25 @@ def ask_approval(context: Context) -> None:
         context.limits.waited(time.monotonic() - began)
     context.declined = "" if answer.promote else answer.reason or "no reason given"
     context.answered = proposal.candidate.id
+
+
+def _answered(form: Any, seconds: float) -> Any:
+    """What a person said in this form, within `seconds`. While Prefect's server is away the question stays asked: the
+    server keeps the pause, by a key of its own, and the answer that was given to it. Raises `FlowPauseTimeout`."""
+    key, ends, asked_before = uuid4().hex, time.monotonic() + seconds, False
+    while True:
+        try:
+            left = max(1, round(ends - time.monotonic()))
+            return pause_flow_run(wait_for_input=form, timeout=left, poll_interval=POLL_SECONDS, key=key)
+        except httpx.HTTPError as problem:
+            if not is_away(problem):
+                raise
+            if not asked_before:
+                logger.warning("Prefect's server is away (%s); the question is kept until it is back", problem)
+            asked_before = True
+        except Pause:  # the server is back, and has the run as paused
+            if not asked_before:
+                raise
+        if time.monotonic() >= ends:
+            raise FlowPauseTimeout("nobody answered while Prefect's server could be asked")
+        time.sleep(POLL_SECONDS)

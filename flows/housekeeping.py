@@ -23,6 +23,7 @@ from tasks.housekeeping.findings import Level
 from tasks.housekeeping.retention import forget, forgotten_text, give_up, removal_text, removals, remove
 from tasks.operations.announcements import failure_announced, settings_announced, tell_last_run
 from tasks.unattended.notices import Notice, deliver, notify
+from tasks.unattended.prefect_pages import show
 from tasks.unattended.stalls import hung_before, watched
 
 logger = logging.getLogger("trace")
@@ -63,8 +64,11 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
             findings = examine(settings)
     faults = [f for f in findings if f.level == Level.FAULT]
     report = "\n".join(["```", *lines(findings), "```", "", freed])
-    create_markdown_artifact(
-        key="housekeeping", description="What was removed, and the doctor's lines", markdown=report
+    show(
+        create_markdown_artifact,
+        key="housekeeping",
+        description="What was removed, and the doctor's lines",
+        markdown=report,
     )
     if faults:
         what = "; ".join(f"{f.check}: {f.said}" for f in faults)

@@ -20,6 +20,7 @@ from tasks.operations.announcements import failure_announced, settings_announced
 from tasks.operations.watch import watch_release, watch_text
 from tasks.round.preflight import preflight
 from tasks.unattended.notices import deliver
+from tasks.unattended.prefect_pages import show
 from tasks.unattended.stalls import hung_before, watched
 
 
@@ -52,5 +53,5 @@ def watch(params: WatchParameters | None = None) -> str:
         cancelled: Any = Cancelled(message=str(busy))
         return cancelled  # type: ignore[no-any-return]
     text = watch_text(found)
-    create_markdown_artifact(key="watch", description="The live release against what it replaced", markdown=text)
+    show(create_markdown_artifact, key="watch", description="The live release against what it replaced", markdown=text)
     return text

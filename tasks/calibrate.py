@@ -19,6 +19,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import FIGURES, is_mastered, measure
 from tasks.synthesis.environments import stored_environment
 from tasks.synthesis.learning.generalist import beginnings_of, calibrated_by_parts
+from tasks.unattended.prefect_pages import show
 
 logger = logging.getLogger("trace")
 
@@ -40,7 +41,8 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     accepted, reason = measured.accepted, measured.reason
     figures = {name: float(getattr(measured, name)) for name in FIGURES}
     _judge(context, environment_id, accepted)
-    create_markdown_artifact(
+    show(
+        create_markdown_artifact,
         key=f"calibration-{capability.replace('_', '-')}",
         description=f"How the policy does in the environment made for {capability}",
         markdown=f"**{capability}**: {reason}\n\n" + "\n".join(f"- {k}: {v:.3f}" for k, v in figures.items()),

@@ -31,6 +31,7 @@ from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.environments import families_of
 from tasks.tracking.versions import log_decision
+from tasks.unattended.prefect_pages import show
 
 SPLIT = "validation"
 
@@ -62,7 +63,8 @@ def challenge(context: Context) -> ChallengeResult:
     decisions = judge_capabilities(pairs, own, rules_of(context), spent, _gains(context, own))
     for capability, decision in decisions.items():
         _store(context, capability, decision)
-    create_table_artifact(
+    show(
+        create_table_artifact,
         key="challenge",
         description="Each new adapter, alone, against the live release on validation",
         table=[

@@ -19,6 +19,7 @@ from tasks.releases.lookup import stored_release
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
 from tasks.round.stage import stage
+from tasks.unattended.prefect_pages import show
 
 WHOLE = "release"
 
@@ -87,16 +88,17 @@ def gate(context: Context) -> GateResult:
         ],
         replace=True,
     )
-    create_markdown_artifact(
-        key="gate",
-        description="The gate's verdict on the candidate release",
-        markdown=replace(proposal, decision=decision).table(),
-    )
     if proposal.superseded:
         reason = f"its router was fitted again: release {candidate.number} has the verdict"
         refuse(context.store, proposal.superseded, reason)
     verdicts = {**challenged.verdicts, WHOLE: verdict}
     tell_verdict(context, candidate.number, verdicts, " ".join(decision.reasons))
+    show(
+        create_markdown_artifact,
+        key="gate",
+        description="The gate's verdict on the candidate release",
+        markdown=replace(proposal, decision=decision).table(),
+    )
     return GateResult(
         promoted=challenged.passed if decision.promoted else [],
         verdicts=verdicts,

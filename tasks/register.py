@@ -31,6 +31,7 @@ from tasks.synthesis.calibration import FRESH_SEED, seed_offset
 from tasks.synthesis.choosing import finished
 from tasks.synthesis.environments import stored_environment
 from tasks.train import FAILED
+from tasks.unattended.prefect_pages import show
 
 logger = logging.getLogger("trace")
 
@@ -66,7 +67,8 @@ def register(context: Context, capability: str) -> RegisterResult:
         adapter_success=adapter.rate,
         metrics={"liveness": liveness, "adapter_low": adapter.low, "adapter_high": adapter.high},
     )
-    create_link_artifact(
+    show(
+        create_link_artifact,
         key=f"adapter-{capability.replace('_', '-')}",
         link=context.registry.link(registered),
         link_text=registered.served_name,

@@ -21,6 +21,7 @@ from tasks.round.stored import StoredRound
 from tasks.tracking.parts import log_parts
 from tasks.tracking.rounds import log_round
 from tasks.tracking.versions import describe_versions
+from tasks.unattended.prefect_pages import show
 
 
 @stage("report", title="write the report")
@@ -43,7 +44,8 @@ def report(context: Context) -> ReportResult:
     log_parts(context.registry, context.stored, run)
     describe_versions(context.registry, context.stored, figures)
     log_traces(context.registry, context.stored, figures, hide, settings.traces)
-    create_markdown_artifact(
+    show(
+        create_markdown_artifact,
         key="round",
         description=f"How the round on {context.round.target} ended",
         markdown=prefect_summary(context.stored, figures, context.registry.run_link(run)),

@@ -17,6 +17,7 @@ from tasks.round.results import ContrastResult, SelectResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.learning.generalist import GENERALIST, with_generalist
+from tasks.unattended.prefect_pages import show
 
 
 @stage("select", title="select by coverage and contrast")
@@ -84,7 +85,8 @@ def _show(
 ) -> None:
     """The selection as a table in Prefect's UI."""
     agreed = {name: round(kappa, 2) for name, kappa in kappas.items() if kappa is not None}
-    create_table_artifact(
+    show(
+        create_table_artifact,
         key="selection",
         description="Capabilities by coverage (Cov) and contrast (Delta)",
         table=[

@@ -27,6 +27,7 @@ from tasks.round.context import Context
 from tasks.round.results import ContrastResult
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import context_text
+from tasks.unattended.prefect_pages import show
 
 NAME = "llm"
 
@@ -154,7 +155,8 @@ class LlmAnalyst:
 def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None:
     """Artifacts of the stage: agreement per capability, and what it cost."""
     kappas = result.kappa_by_capability
-    create_table_artifact(
+    show(
+        create_table_artifact,
         key="candidates",
         description="Candidate capabilities, and how far the labelling runs agree on each (Fleiss' kappa)",
         table=[
@@ -177,7 +179,7 @@ def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None
         ),
         *([f"Candidates were named without {len(result.unread)} refused trajectories."] if result.unread else []),
     ]
-    create_markdown_artifact(key="labelling", markdown="\n\n".join(lines))
+    show(create_markdown_artifact, key="labelling", markdown="\n\n".join(lines))
 
 
 def kappa_text(kappa: float | None) -> str:

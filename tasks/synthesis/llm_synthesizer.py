@@ -47,6 +47,7 @@ from tasks.synthesis.bank import BANK, bank_of, nearest
 from tasks.synthesis.calibration import FIGURES, Calibration, limits_of
 from tasks.synthesis.module_writer import Calibrate, SynthesisRules, Writer, judge_module, synthesize
 from tasks.synthesis.target_material import held_out_sources, judged_answers, tool_answers
+from tasks.unattended.prefect_pages import show
 
 EVIDENCE = 5
 # Share of a family's labels that call the capability required, from which the family counts as needing it.
@@ -318,6 +319,6 @@ def show_versions(synthesis: Synthesis, passed_over: Mapping[str, str]) -> None:
         )
     if any(v.sandbox_level == str(SandboxLevel.PROCESS) for v in synthesis.versions):
         lines.insert(0, f"**Warning.** {UNCONFINED}")
-        create_markdown_artifact(key="sandbox-warning", markdown=UNCONFINED)
+        show(create_markdown_artifact, key="sandbox-warning", markdown=UNCONFINED)
     key = f"environment-{synthesis.capability.replace('_', '-')}"
-    create_markdown_artifact(key=key, markdown="\n".join(lines))
+    show(create_markdown_artifact, key=key, markdown="\n".join(lines))

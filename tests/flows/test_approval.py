@@ -8,9 +8,10 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
 
@@ -78,6 +79,32 @@ def test_a_run_goes_on_with_what_a_person_said(
     flow(lambda: approval.ask_approval(context), name="asks")()  # type: ignore[arg-type]
     thread.join()
     assert (context.declined, context.told, len(context.waits)) == (declined, [7], 1)
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_question_outlives_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gives up while it looks for the answer; the server comes back, and only then does somebody answer."""
+    context, asks, seen = asked(monkeypatch), approval.pause_flow_run, list[str]()
+
+    def away(client: Any, flow_run_id: Any) -> Any:
+        raise httpx.ConnectError("[Errno 111] Connection refused")
+
+    def pause(**given: Any) -> Any:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                if not seen:
+                    patch.setattr(SyncPrefectClient, "read_flow_run", away)
+                return asks(**given)
+        except BaseException as problem:
+            seen.append(type(problem).__name__)
+            if len(seen) == 2:
+                answer({"promote": False, "reason": "too early"}).join()
+            raise
+
+    monkeypatch.setattr(approval, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(approval, "pause_flow_run", pause)
+    flow(lambda: approval.ask_approval(context), name="asks")()  # type: ignore[arg-type]
+    assert (context.declined, context.told, seen) == ("too early", [7], ["ConnectError", "Pause"])
 
 
 @pytest.mark.usefixtures("prefect")
