@@ -15,7 +15,7 @@ from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.gate_plan import p_text
 from tasks.operations.announcements import tell_verdict
 from tasks.releases.lifecycle import add_evidence, promote, refuse
-from tasks.releases.lookup import stored_release
+from tasks.releases.lookup import JUDGED, stored_release
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
 from tasks.round.stage import stage
@@ -26,13 +26,12 @@ WHOLE = "release"
 
 @dataclass(frozen=True)
 class Proposal:
-    """The candidate of a round, and what the gate says of it; `superseded` is the one that it replaced (its id)."""
+    """The candidate of a round, and what the gate says of it."""
 
     candidate: ReleaseRow
     challenged: ChallengeResult
     evaluated: EvaluateResult
     decision: ReleaseDecision
-    superseded: str = ""
 
     def table(self) -> str:
         """The verdict in Markdown: reasons, the split's difference, and each family's, with its further tasks."""
@@ -58,8 +57,7 @@ def proposal_of(context: Context) -> Proposal | None:
     candidate = context.store.row(ReleaseRow, id=evaluated.candidate or routed.candidate)
     assert candidate is not None
     decision = decision_on(context, evaluated)
-    superseded = routed.candidate if evaluated.candidate else ""
-    return Proposal(candidate, challenged, evaluated, decision, superseded)
+    return Proposal(candidate, challenged, evaluated, decision)
 
 
 @stage("gate", title="gate and promote")
@@ -88,9 +86,7 @@ def gate(context: Context) -> GateResult:
         ],
         replace=True,
     )
-    if proposal.superseded:
-        reason = f"its router was fitted again: release {candidate.number} has the verdict"
-        refuse(context.store, proposal.superseded, reason)
+    _refuse_others(context, candidate)
     verdicts = {**challenged.verdicts, WHOLE: verdict}
     tell_verdict(context, candidate.number, verdicts, " ".join(decision.reasons))
     show(
@@ -112,11 +108,20 @@ def _evidence(challenged: ChallengeResult, evaluated: EvaluateResult, decision: 
         "validation": {name: rate.model_dump() for name, rate in evaluated.rates().items() if rate is not None},
         "points": decision.difference.points if decision.difference else None,
         "p": decision.difference.p if decision.difference else None,
-        "verdicts": challenged.verdicts,
+        JUDGED: challenged.verdicts,
         "look": challenged.look,
         "alpha": challenged.alpha,
         "plan": challenged.plan,
     }
+
+
+def _refuse_others(context: Context, judged: ReleaseRow) -> None:
+    """Refuse what the round assembled besides the candidate that was judged: the first one, where its router was fitted
+    again, and what an attempt of `evaluate` that was broken off had fitted."""
+    for other in context.store.rows(ReleaseRow, round_id=context.round.id, state=ReleaseState.CANDIDATE):
+        if other.id != judged.id:
+            why = "its router was fitted again" if other.number < judged.number else "it was not evaluated to the end"
+            refuse(context.store, other.id, f"{why}: release {judged.number} has the verdict")
 
 
 def _apply(context: Context, candidate: ReleaseRow, decision: ReleaseDecision) -> ReleaseDecision:

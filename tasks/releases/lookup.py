@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from settings import Settings
 
 # The stages whose results say what a round made live, and what it tested. This room is below theirs.
 GATE, TEST = "gate", "test"
+# What the gate adds to the evidence of the candidate that it judges.
+JUDGED = "verdicts"
 # Rounds on what users said make no release.
 TRAFFIC = "traffic"
 # The profile of a round that checks everything and plays nothing.
@@ -75,8 +77,18 @@ def target_named(store: Store, settings: Settings, live: bool = False) -> str:
 
 
 def release_of_round(store: Store, round_id: str) -> ReleaseRow | None:
-    """The release that a round made: its last, where a first candidate's router was fitted again."""
-    return max(store.rows(ReleaseRow, round_id=round_id), key=lambda row: row.number, default=None)
+    """The release that a round made; see `made_by_round`."""
+    return made_by_round(store.rows(ReleaseRow, round_id=round_id)).get(round_id)
+
+
+def made_by_round(releases: Iterable[ReleaseRow]) -> dict[str, ReleaseRow]:
+    """The one release among these that each round made, by its id: what its gate has judged, else its last. There may
+    be others: a first candidate whose router was fitted again, and what an attempt that was broken off assembled."""
+    found: dict[str, ReleaseRow] = {}
+    for row in sorted(releases, key=lambda row: (JUDGED in row.evidence, row.number)):
+        if row.round_id is not None:
+            found[row.round_id] = row
+    return found
 
 
 def releases_of(store: Store, target: str) -> list[ReleaseRow]:

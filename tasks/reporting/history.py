@@ -12,7 +12,7 @@ from typing import Any
 from db import EvaluationRow, ReleaseRow, Round, SpendRow, StageRow, StageState, Store, VerdictRow
 from db.values.states import is_final
 from errors import StoreError
-from tasks.releases.lookup import barred, live_around, releases_of, version_name
+from tasks.releases.lookup import barred, live_around, made_by_round, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
 from tasks.round.results import GateResult, ReportResult, TestResult
@@ -56,7 +56,7 @@ class _Parts:
         self.store = store
         self.barred = barred(store, releases[0].target) if releases else {}
         self.by_id = {r.id: r for r in releases}
-        self.made = {r.round_id: r for r in releases if r.round_id is not None}
+        self.made = made_by_round(releases)
         self.verdicts: dict[str, dict[str, str]] = defaultdict(dict)
         for verdict in store.rows(VerdictRow, round_id=ids):
             self.verdicts[verdict.round_id][verdict.subject] = verdict.verdict
