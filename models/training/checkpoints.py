@@ -96,6 +96,24 @@ def complete(folder: Path, records: Sequence[StepRecord]) -> None:
             shutil.rmtree(earlier, ignore_errors=True)
 
 
+def forget_later(output: Path, step: int) -> None:
+    """Forget the checkpoints after `step`, the last one that the store has of a training, and how it ended after them.
+    A step is stored before its checkpoint is whole, so what is further is of another life of the store: of a backup
+    that was made meanwhile, of before a power cut, or of before it was made anew. The store would never get these
+    steps, nor their episodes: they are made again."""
+    later = [folder for folder in output.glob("checkpoint-*") if _step(folder) > step]
+    if any((folder / COMPLETE).is_file() for folder in later):
+        logger.warning(
+            "the store has step %d of the training in %s as its last, its checkpoints are of later ones: these steps "
+            "are made again",
+            step,
+            output,
+        )
+        (output / ENDED).unlink(missing_ok=True)
+    for folder in later:
+        shutil.rmtree(folder)
+
+
 def keep_weights(output: Path, step: int, saved: Path) -> None:
     """Keep the adapter in `saved` (a folder that PEFT wrote) as that of `step`."""
     folder = _weights(output, step)

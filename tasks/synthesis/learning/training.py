@@ -12,7 +12,7 @@ from models.adapters.files import adapter_digest
 from models.adapters.runs import RunLog
 from models.episodes import Trajectory
 from models.telemetry.metrics import METRICS
-from models.training.checkpoints import fetch_further, put_training
+from models.training.checkpoints import fetch_further, forget_later, put_training
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.records import levels_of
 from settings import Settings
@@ -91,7 +91,11 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     config = settings.as_json() | start_config(digest_of_start, course.starts, course.keeps, course.began)
     begin_adapter(context, course.adapter, course.capability_id, course.environment_id, config)
     run = _begin_run(context, course, settings)
-    fetch_further(context.files, course.folder)
+    stored = max((row.step for row in context.store.rows(TrainingStepRow, adapter_id=course.adapter)), default=0)
+    if stored:  # else what was put there is of another database's round of this id
+        fetch_further(context.files, course.folder)
+    context.still_ours()
+    forget_later(course.folder, stored)
     result, transfer = _trained(context, course, settings, start, run)
     with Stopwatch() as choosing:
         choice = choose(context, course.adapter, course.environment, result, warm=start is not None)
