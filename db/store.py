@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -101,9 +101,11 @@ class Store:
         code_version: str = "",
         parent_id: str | None = None,
         join: bool = False,
+        begun: Callable[[Round], object] = lambda row: None,
     ) -> Round:
         """A new running round with the next number; `parent_id` is the release that it goes on from. With `join` it is
-        the one of the same settings, data and parent, where another process has begun that since it was looked for."""
+        the one of the same settings, data and parent, where another process has begun that since it was looked for.
+        `begun` is called with a new one before any other process can know of it."""
         with self._write() as connection:
             lock_writers(connection)
             for found in self._unfinished(connection, target, seed, profile, config) if join else ():
@@ -124,6 +126,7 @@ class Store:
                 started_at=database_time(connection),
             )
             writes.put_rows(connection, [row], replace=False)
+            begun(row)
             return self._round(connection, row.id)
 
     def open_round(self, target: str, seed: int, profile: str, config: Mapping[str, Any]) -> Round | None:

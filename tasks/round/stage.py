@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 from prefect import task
@@ -25,8 +26,9 @@ from prefect.cache_policies import NO_CACHE
 
 from db import ReleaseRow, Round, RoundState, Store, open_store
 from db import Stage as LedgerStage
+from db.values.types import utc_now
 from environments.task_ids import checked_tasks
-from errors import StageHeld, TargetBusy, TraceError
+from errors import StageHeld, StoreError, TargetBusy, TraceError
 from models.telemetry import tracing
 from models.telemetry.logs import note_places
 from models.telemetry.metrics import METRICS, serve
@@ -78,6 +80,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         code_version,
         parent.id if parent else None,
         join=not fresh,
+        begun=lambda row: _set_aside(folder / row.id),
     )
     if found is None and (said := other_settings(store, opened)):
         logger.warning("%s", said)
@@ -85,6 +88,27 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     context = Context(settings, store, opened, left=left)
     (folder / opened.id).mkdir(exist_ok=True)
     return _watched(context)
+
+
+def _set_aside(folder: Path) -> None:
+    """Keep what lies in the folder of a round that only begins under another name: it is of another database's round
+    of the same number and settings, whose trainings this one would take for its own. Raises `StoreError`."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    aside = folder.with_name(f"{folder.name}-before-{utc_now():%Y%m%dT%H%M%S}")
+    try:
+        folder.rename(aside)
+    except OSError as problem:
+        raise StoreError(
+            f"{folder} has files of another database's round, and cannot be renamed ({problem.strerror or problem}); "
+            "move it away, then run the same command"
+        ) from problem
+    logger.warning(
+        "the database is another than the one whose round left files in %s: they are kept as %s, which no command "
+        "uses or removes",
+        folder,
+        aside.name,
+    )
 
 
 def _watched(context: Context) -> Context:

@@ -3,12 +3,14 @@ made anew beside the home's files. What it has no step of is trained again, and 
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from db import TrainingStepRow
+from db import AdapterRow, TrainingStepRow
 from models.training.checkpoints import COMPLETE, ENDED, forget_later, last_whole_checkpoint
 from settings import load_settings
 from tasks.housekeeping import backup as backup_file
@@ -67,6 +69,47 @@ def test_steps_that_a_backup_lacks_are_made_again(
     assert steps_of(again) == [1, 2]
     episodes = {row.id for row in played(again, "training")}
     assert [len(test_train.ids_of(again, step, []) & episodes) for step in range(2)] == [8, 8]
+    forget(again.round.id)
+
+
+def test_a_database_that_is_made_anew_does_not_take_the_trainings_of_the_one_before(
+    settings_folder: Path,
+    tiny_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    home = settings_folder / "home"
+    (settings_folder / "share").mkdir()
+    monkeypatch.setenv("TRACE_FILES", (settings_folder / "share").as_uri())
+    first = opened(home, tiny_model, monkeypatch)
+    trained(first)
+    forget(first.round.id)
+    first.store.close()
+    for file in home.glob("trace.db*"):
+        file.unlink()
+    monkeypatch.setitem(test_train.TRAIN, "rank", 8)
+    with caplog.at_level(logging.WARNING, "trace"):
+        second = opened(home, tiny_model, monkeypatch)
+        result = trained(second)
+    assert second.round.id == first.round.id
+    row = second.store.row(AdapterRow, id=result.adapter)
+    assert row is not None
+    assert json.loads((home / row.path / "adapter_config.json").read_text())["r"] == row.config["rank"] == 8
+    assert (steps_of(second), len(played(second, "training"))) == ([1, 2], 16)
+    (aside,) = home.glob(f"{first.round.id}-before-*")
+    assert (aside / "training" / CAPABILITY / "final").is_dir()
+    assert any(f"they are kept as {aside.name}" in r.getMessage() for r in caplog.records)
+    forget(second.round.id)
+
+
+def test_a_round_that_goes_on_keeps_its_folder(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(settings_folder / "home", tiny_model, monkeypatch)
+    (first.folder / "kept").touch()
+    forget(first.round.id)
+    again = opened(settings_folder / "home", tiny_model, monkeypatch)
+    assert (again.folder / "kept").is_file()
     forget(again.round.id)
 
 
