@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
+from db import AdapterRow, GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
 from environments.contract import Environment, Target, TargetTask
-from errors import StageHeld, StoreError, TargetError
+from errors import ConfigurationError, StageHeld, StoreError, TargetError
 from models.adapters.registry import Registry
 from models.adapters.releases import answering
 from models.local.base import BaseModel, load_base
@@ -151,8 +151,18 @@ class Context:
 
     @cached_property
     def base(self) -> BaseModel:
+        """The base model. Raises `ConfigurationError` where it is no longer what the round has trained adapters on."""
         s = self.settings
-        return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows, s.cache, s.devices.shard)
+        loaded = load_base(s.base_model, s.dtype, s.calls, s.rollout.rows, s.cache, s.devices.shard)
+        now = loaded.identity
+        for row in self.store.rows(AdapterRow, round_id=self.round.id):
+            if (row.base, row.base_revision) != (now.base, now.revision):
+                raise ConfigurationError(
+                    f"the base changed from {row.base}@{row.base_revision} to {now.base}@{now.revision} since round "
+                    f"{self.round.number} began, and its adapters fit the first alone: put that one back, or begin "
+                    "another round with --fresh"
+                )
+        return loaded
 
     @cached_property
     def backend(self) -> Backend:

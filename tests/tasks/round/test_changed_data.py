@@ -1,15 +1,19 @@
-"""A round plays the data that it began with: what is played on others would be stored under their hash."""
+"""A round plays the data that it began with: what is played on others would be stored under their hash. And its
+adapters are of the base that it began with: others would fit no release beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from environments.contract import TargetTask
-from errors import TargetError
+from errors import ConfigurationError, TargetError
+from models.policy import PolicyIdentity
 from settings import load_settings
+from tasks.round.adapters import begin_adapter
 from tasks.round.context import Context
 from tasks.round.results import SelectResult
 from tasks.round.stage import adopt, forget, open_context, stage
@@ -57,3 +61,27 @@ def test_a_process_that_has_other_data_plays_no_part_of_the_round(
     monkeypatch.setattr(FromFile, "data_hash", "two")
     with pytest.raises(TargetError, match=r"changed from one to two .*, or are others on "):
         selected.do(joined)
+
+
+def test_a_round_whose_base_changed_while_it_was_interrupted_trains_nothing_on_the_other(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def there(revision: str) -> None:
+        base = SimpleNamespace(identity=PolicyIdentity("org/model", revision))
+        monkeypatch.setattr("tasks.round.context.load_base", lambda *given: base)
+
+    def resumed() -> Context:
+        forget(context.round.id)
+        return open_context(context.settings)
+
+    there("one")
+    begin_adapter(context, "mine", None, None, {})
+    there("two")
+    again = resumed()
+    assert again.round.id == context.round.id
+    with pytest.raises(
+        ConfigurationError, match=r"changed from org/model@one to org/model@two since round 1 .*--fresh"
+    ):
+        _ = again.base
+    there("one")  # put back, and the round goes on
+    assert resumed().base.identity.revision == "one"
