@@ -34,6 +34,7 @@ from errors import (
     TraceError,
     TrainingError,
     TrainingMemoryError,
+    TransitionError,
 )
 from flows.code_version import code_version
 from flows.order import STAGES, Done, check_name, stages
@@ -154,12 +155,16 @@ def _leave_failed(context: Context, problem: Exception) -> None:
 
 def _leave(context: Context, state: RoundState, reason: str) -> bool:
     """Store how the round ended when this process left it. Where another process works on the round nothing is stored,
-    as that one would find its round closed: False."""
+    as that one would find its round closed, and where another has ended it that holds: False."""
     other = other_worker(context.store, context.round.id)
     if other is not None:
         logger.warning("round %d goes on in another process (%s)", context.round.number, other)
         return False
-    context.store.finish_round(context.round.id, state, reason, peak_gib())
+    try:
+        context.store.finish_round(context.round.id, state, reason, peak_gib())
+    except TransitionError as ended:
+        logger.warning("round %d was ended by another process meanwhile (%s)", context.round.number, ended)
+        return False
     return True
 
 

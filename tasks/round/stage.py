@@ -302,6 +302,7 @@ class Stage(Generic[P, R]):
         ):
             context.same_data()
             done = work()
+            context.still_ours()  # else what another process has stored of the stage is its result
         # What the last attempt spent; what earlier ones did is known by its sum only.
         result = done.model_copy(
             update={

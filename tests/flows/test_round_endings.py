@@ -17,7 +17,7 @@ from prefect.exceptions import Abort, Pause, TerminationSignal
 from sqlalchemy import text
 
 import flows.improve as flow
-from db import RoundState, Store, open_store
+from db import Round, RoundState, Store, open_store
 from db.rows import PROCESS
 from errors import (
     AdapterError,
@@ -35,6 +35,9 @@ from models.providers.litellm_client import CallFailed
 from settings import Settings, load_settings
 from tasks.operations import announcements
 from tasks.round import stage as stage_file
+from tasks.round.context import Context
+from tasks.round.results import SelectResult
+from tasks.select import select
 
 
 @pytest.fixture
@@ -49,8 +52,6 @@ def states(settings: Settings, *problems: BaseException) -> list[str]:
             raise problem
     store: Store
     with open_store(settings.database_url) as store:
-        from db import Round
-
         return [r.state for r in sorted(store.rows(Round), key=lambda r: r.number)]
 
 
@@ -123,6 +124,49 @@ def test_a_second_process_leaves_the_round_to_the_one_that_works_on_it(
         # A process of an earlier version, or one that looked between two stages, says that the round was interrupted.
         first.store.finish_round(first.round.id, RoundState.INTERRUPTED, "stopped")
         first.store.finish_round(first.round.id, RoundState.DONE)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_process_that_was_suspended_past_its_lease_leaves_the_round_to_whoever_took_over(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """It wakes at the end of its stage, while the other one works on, or has ended the round."""
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: pytest.fail(notice.text))
+
+    def suspended(context: Context) -> SelectResult:
+        row = context.store.stage(context.round.id, "select")
+        with context.store.transaction() as connection:
+            connection.execute(text("UPDATE stages SET lease_until = '2020-01-01' WHERE name = 'select'"))
+        assert row.claim("elsewhere:1:ab", lease_seconds=600)
+        if not goes_on:
+            row.finish({"selected": ["theirs"]})
+            context.store.finish_round(context.round.id, RoundState.DONE, "nothing was lacking")
+        return SelectResult(selected=["ours"])
+
+    monkeypatch.setattr(select, "_work", suspended)
+    with pytest.raises(StageHeld, match="'select' was taken over"), flow.opened(settings, fresh=False) as context:
+        select.do(context)
+    with open_store(settings.database_url) as store:
+        found = store.round(context.round.id)
+        assert found.state == (RoundState.RUNNING if goes_on else RoundState.DONE)
+        assert goes_on or (store.stage(found.id, "select").row().result or {})["selected"] == ["theirs"]
+
+
+def test_an_error_in_a_round_that_another_process_has_ended_is_no_end_of_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "notify", lambda settings, notice: pytest.fail(notice.text))
+
+    def met(problem: BaseException) -> None:
+        with flow.opened(settings, fresh=False) as context:
+            context.store.finish_round(context.round.id, RoundState.DONE, "nothing was lacking")
+            raise problem
+
+    for problem in (OSError("disk full"), KeyboardInterrupt()):
+        with pytest.raises(type(problem)):
+            met(problem)
+    with open_store(settings.database_url) as store:
+        assert {row.state for row in store.rows(Round)} == {RoundState.DONE}
 
 
 def test_two_processes_that_begin_at_the_same_moment_have_one_round(
