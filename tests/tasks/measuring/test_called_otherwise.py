@@ -1,4 +1,4 @@
-"""A target of one's own whose `name` is not what it is called by: all is stored and found under what it is called."""
+"""Names of policies and targets. What a target is called by decides what is found of it, whatever its own `name`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from db import ReleaseRow, ReleaseState, open_store
 from errors import ConfigurationError
 from settings import load_settings
-from tasks.measuring.policy_names import PolicyOptions
-from tasks.measuring.targets import EvaluateRequest, evaluate_targets
+from tasks.measuring.policy_names import PolicyOptions, parse_policy
+from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
 from tests.tasks.counting_target import target
 
 CALLED = "tests.tasks.counting_target:target"
@@ -53,3 +53,33 @@ def test_its_evaluation_is_stored_as_its_rounds_are(settings_folder: Path) -> No
     with open_store(load_settings(home=settings_folder).database_url) as store:
         assert {t.target for t in store.trajectories(None, group_id=row.evaluation)} == {CALLED}
     assert row.target == CALLED
+
+
+def test_names_of_policies_and_targets() -> None:
+    parsed = {
+        text: (p.kind, p.model, p.adapter)
+        for text in (
+            "oracle", "smollm2-135m@find_order@v2", "gpt-4.1", "anthropic/claude-sonnet-4-5", "litellm:x/y",
+            "vllm:http://h:8000#base@find", "Qwen/Qwen3-4B", "vertex_ai/model@2025",
+        )
+        for p in [parse_policy(text)]
+    }  # fmt: skip
+    assert parsed == {
+        "oracle": ("scripted", "oracle", ""),
+        "smollm2-135m@find_order@v2": ("local", "smollm2-135m", "find_order@v2"),
+        "gpt-4.1": ("chat", "gpt-4.1", ""),
+        "anthropic/claude-sonnet-4-5": ("chat", "anthropic/claude-sonnet-4-5", ""),
+        "litellm:x/y": ("chat", "x/y", ""),
+        "vllm:http://h:8000#base@find": ("vllm", "base", "find"),
+        "Qwen/Qwen3-4B": ("local", "Qwen/Qwen3-4B", ""),
+        "vertex_ai/model@2025": ("chat", "vertex_ai/model@2025", ""),
+    }
+    for text, hint in (("orcale", "did you mean oracle[?]"), ("nomodel", "OWNER/NAME, or local:nomodel")):
+        with pytest.raises(ConfigurationError, match=f"policy '{text}' is neither a folder .*{hint}"):
+            parse_policy(text)
+    assert parse_policy("vllm:http://h:8000/v1#base").api_base == "http://h:8000/v1"
+    assert expand("tau2") == ["tau2:airline", "tau2:retail", "tau2:telecom"]
+    assert expand("toolsandbox") == ["toolsandbox"]
+    assert expand("agentdojo") == [f"agentdojo:{suite}" for suite in ("workspace", "travel", "banking", "slack")]
+    assert expand("bfcl")[-1] == "bfcl:single"  # the live categories are a report of their own
+    assert expand("bfcl:single") == ["bfcl:single"]

@@ -25,7 +25,7 @@ from settings import load_settings
 from tasks.measuring.evaluation import _adapter_row
 from tasks.measuring.figures import EvaluationRow, table
 from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyName, PolicyOptions, parse_policy
-from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
+from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 from tasks.round.registry import open_registry
 from tests.adapters_made import make_adapter
 from tests.models.providers.chat_server import agent, calls, failed, says
@@ -276,36 +276,6 @@ def raises_on_the_first(reset: Any) -> Any:
         return opened
 
     return reset_or_raise
-
-
-def test_names_of_policies_and_targets() -> None:
-    parsed = {
-        text: (p.kind, p.model, p.adapter)
-        for text in (
-            "oracle", "smollm2-135m@find_order@v2", "gpt-4.1", "anthropic/claude-sonnet-4-5", "litellm:x/y",
-            "vllm:http://h:8000#base@find", "Qwen/Qwen3-4B", "vertex_ai/model@2025",
-        )
-        for p in [parse_policy(text)]
-    }  # fmt: skip
-    assert parsed == {
-        "oracle": ("scripted", "oracle", ""),
-        "smollm2-135m@find_order@v2": ("local", "smollm2-135m", "find_order@v2"),
-        "gpt-4.1": ("chat", "gpt-4.1", ""),
-        "anthropic/claude-sonnet-4-5": ("chat", "anthropic/claude-sonnet-4-5", ""),
-        "litellm:x/y": ("chat", "x/y", ""),
-        "vllm:http://h:8000#base@find": ("vllm", "base", "find"),
-        "Qwen/Qwen3-4B": ("local", "Qwen/Qwen3-4B", ""),
-        "vertex_ai/model@2025": ("chat", "vertex_ai/model@2025", ""),
-    }
-    for text, hint in (("orcale", "did you mean oracle[?]"), ("nomodel", "OWNER/NAME, or local:nomodel")):
-        with pytest.raises(ConfigurationError, match=f"policy '{text}' is neither a folder .*{hint}"):
-            parse_policy(text)
-    assert parse_policy("vllm:http://h:8000/v1#base").api_base == "http://h:8000/v1"
-    assert expand("tau2") == ["tau2:airline", "tau2:retail", "tau2:telecom"]
-    assert expand("toolsandbox") == ["toolsandbox"]
-    assert expand("agentdojo") == [f"agentdojo:{suite}" for suite in ("workspace", "travel", "banking", "slack")]
-    assert expand("bfcl")[-1] == "bfcl:single"  # the live categories are a report of their own
-    assert expand("bfcl:single") == ["bfcl:single"]
 
 
 @pytest.fixture
