@@ -36,9 +36,11 @@ def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) ->
     with context.model:
         again = [replace(e, label=labels.get(e.id, e.label)) for e in examples]
         router = fitted(context, again, unlike, labels, definitions).router
-    save_router(context, router, AMENDED)
+    # By its content: an attempt of the stage that was broken off may have made another candidate, which keeps its own.
+    folder = f"{AMENDED}-{router.version[:8]}"
+    save_router(context, router, folder)
     evidence = {**candidate.evidence, "left": sorted(families)}
-    return stored_candidate(context, candidate.members, router, AMENDED, evidence)
+    return stored_candidate(context, candidate.members, router, folder, evidence)
 
 
 def _answering_today(context: Context, candidate: ReleaseRow, asked: Sequence[Example]) -> dict[str, str]:
