@@ -175,13 +175,13 @@ def speaking(url: URL) -> Iterator[None]:
         if isinstance(error, StatementError) and isinstance(error.orig, StoreError):
             raise error.orig from error
         failed = StoreError(_explain(url, error))
-        failed.transient = _may_pass(error)
+        failed.transient = may_pass(error)
         raise failed from error
     except OverflowError as error:
         raise StoreError(f"database {show(url)!r}: {error}; store integers of at most 64 bits") from error
 
 
-def _may_pass(error: SQLAlchemyError) -> bool:
+def may_pass(error: SQLAlchemyError) -> bool:
     """Whether the database was away, or held by others."""
     if isinstance(error, NoConnectionLeft):  # all are in use
         return True

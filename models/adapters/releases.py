@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from errors import AdapterError, StoreError
+from models.adapters.failures import may_pass, of_mlflow
 from models.adapters.files import RegisteredAdapter
 from models.adapters.registry import CHAMPION, Registry, without_password
 
 LIVE = "live"
 RELEASE_TAG = "release"
-# What MLflow answers to a user whom it does not know, or who may not do this (401 and 403).
-REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,21 @@ class Aliases:
 
 @contextmanager
 def answering(registry: Registry, what: str) -> Iterator[None]:
-    """Raises StoreError, without any password, when MLflow does not answer or fails; `what` it was to be told. It is
-    transient, but for a refusal of the user: no wait gives that one a password."""
-    _ = registry.client  # importing mlflow through it keeps mlflow quiet
-    from mlflow.exceptions import MlflowException
-
+    """Raises StoreError, without any password, when MLflow does not answer or fails, or its database does not open;
+    `what` it was to be told. It is transient where a wait may help (`failures.may_pass`)."""
     try:
+        _ = registry.client  # importing mlflow through it keeps mlflow quiet
         yield
-    except MlflowException as problem:
+    except Exception as problem:
+        if not of_mlflow(problem):
+            raise
+        passes, said = may_pass(problem), without_password(str(problem).partition("\n")[0].rstrip("."))
+        do = "bring MLflow back" if passes else "mend MLflow ('trace-agent doctor' looks at it)"
         failed = StoreError(
-            f"MLflow at {registry.shown_uri} cannot be told {what}: {without_password(str(problem))}; the database "
-            "knows it: bring MLflow back, then run any command"
+            f"MLflow at {registry.shown_uri} cannot be told {what}: {said}; the database knows it: {do}, then run any "
+            "command"
         )
-        failed.transient = problem.error_code not in REFUSED
+        failed.transient = passes
         raise failed from None
 
 

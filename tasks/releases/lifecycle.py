@@ -37,7 +37,7 @@ from tasks.releases.lookup import (
     version_name,
 )
 from tasks.releases.publication import check_files, member_adapters, publish, release_router
-from tasks.unattended.servers import ask, mlflow_at
+from tasks.unattended.servers import check_mlflow
 
 __all__ = [
     "add_evidence",
@@ -202,32 +202,19 @@ def rollback(
 
 def heal(store: Store, registry: Registry, target: str, done: str = "MLflow cannot show what is live") -> None:
     """`publish` at a start, before a change, or after a rollback (`done` says so). What it refuses is only a warning,
-    because neither a damaged release nor an MLflow that is away may keep anybody from looking at a release or leaving
-    it."""
+    because neither a damaged release nor an MLflow that is away, damaged or of another version may keep anybody from
+    looking at a release or leaving it."""
     try:
-        _check_there(registry)
+        check_mlflow(registry.tracking_uri)
         publish(store, registry, target)
     except (AdapterError, StoreError) as problem:
         logger.warning("%s: %s", done, problem)
 
 
-def _check_there(registry: Registry) -> None:
-    """Raise `StoreError`, a transient one, where MLflow's server does not answer within seconds: its own client would
-    try for minutes."""
-    server = mlflow_at(registry.tracking_uri) if registry.remote else None
-    if server is not None and not (answer := ask(server)).there:
-        away = StoreError(
-            f"MLflow at {registry.shown_uri} {answer.text()}; the database knows what is live: bring MLflow back, then "
-            "run any command"
-        )
-        away.transient = True  # a round waits for it
-        raise away
-
-
 def _check_reachable_files(registry: Registry, release: ReleaseRow, way_out: str) -> None:
     """`check_files`, with one `StoreError` that ends in `way_out` where MLflow does not answer."""
     try:
-        _check_there(registry)
+        check_mlflow(registry.tracking_uri)
         with answering(registry, f"that release {release.number} is to be checked"):
             check_files(registry, release)
     except StoreError as problem:

@@ -11,8 +11,8 @@ from datetime import timedelta
 from db import Round, RoundState, StageRow, Store
 from environments.contract import content_hash
 from errors import StoreError
+from models.adapters.failures import came_through_mlflow, causes, may_pass, refused
 from models.adapters.registry import RUN_KEY_TAG, Registry, without_password
-from models.adapters.releases import REFUSED
 from settings import Settings
 
 logger = logging.getLogger("trace")
@@ -104,24 +104,25 @@ MEND = (
     "MLFLOW_TRACKING_PASSWORD), then run the same command"
 )
 WAIT = "bring it back (or free its disk), then run the same command, or wait for the next run"
+LOOK = "'trace-agent doctor' says how to mend it; then run the same command"
 
 
 @contextmanager
 def mlflow_failures(settings: Settings, what: str) -> Iterator[None]:
     """Within, `what` is done. A failure of MLflow (a full disk, a server that is away) becomes a `StoreError` that may
-    pass, with the cause in one line, and so does a refusal, which will not; any other error stays as it is."""
+    pass, with the cause in one line, and so does what will not: a refusal, a database that is damaged or another
+    MLflow's. Any other error stays as it is."""
     try:
         yield
     except Exception as problem:
-        if type(problem).__module__.partition(".")[0] != "mlflow":
+        if not came_through_mlflow(problem):
             raise
-        cause: BaseException = problem
-        while (deeper := cause.__cause__ or cause.__context__) is not None:
-            cause = deeper
-        refused = getattr(problem, "error_code", "") in REFUSED
+        *_, cause = causes(problem)
+        passes = may_pass(problem)
+        do = WAIT if passes else MEND if refused(problem) else LOOK
         failed = StoreError(
             f"MLflow at {without_password(settings.tracking_uri)} failed while {what}: {type(cause).__name__}: "
-            f"{without_password(str(cause).partition(chr(10))[0])}; what is stored stays: {MEND if refused else WAIT}"
+            f"{without_password(str(cause).partition(chr(10))[0])}; what is stored stays: {do}"
         )
-        failed.transient = not refused
+        failed.transient = passes
         raise failed from None  # MLflow's own words, in a logged traceback, would show the password

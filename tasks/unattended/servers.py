@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 import tomllib
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ from pathlib import Path
 from urllib.request import getproxies
 
 import httpx
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
-from errors import ConfigurationError
+from db.copies import sqlite_file, sqlite_revision
+from errors import ConfigurationError, StoreError
+from models.adapters.addresses import REVISION_TABLE
 from models.adapters.registry import without_password
 from settings import Settings
 
@@ -25,6 +30,8 @@ SECONDS = 5.0
 # In a run that a worker began nobody waits for the answer, and a service that died is started again meanwhile.
 PATIENCE, EVERY = 120.0, 2.0
 BEGUN_BY_WORKER = "PREFECT__FLOW_RUN_ID"
+# Where databases are that name no port.
+PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 EXPERIMENTS = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
@@ -94,17 +101,49 @@ def _active_profile() -> tuple[str, str]:
 
 
 def mlflow_server(settings: Settings) -> NamedServer | None:
-    """The MLflow server that the setting `tracking` names; None where the registry is a file."""
+    """The MLflow server that the setting `tracking` names; None where the registry is a file or a database."""
     return mlflow_at(settings.tracking_uri)
 
 
 def mlflow_at(uri: str) -> NamedServer | None:
-    """The MLflow server behind a tracking address; None where that is a file."""
+    """The MLflow server behind a tracking address; None where that is a file or a database."""
     do = "start it (docs/1-running.md), or correct TRACE_TRACKING"
-    if uri.startswith("sqlite:"):
+    if not uri.startswith(("http:", "https:")):
         return None
     base = uri.rstrip("/")
     return NamedServer("tracking (TRACE_TRACKING)", uri, f"{base}/health", do, f"{base}{EXPERIMENTS}")
+
+
+def check_mlflow(uri: str) -> None:
+    """Raise `StoreError` where what is behind a tracking address does not answer within seconds: MLflow itself would
+    try for minutes. Of a database's server only the port is asked, and of a file whether it can be read. It is
+    transient for a server, which may come back."""
+    if (file := sqlite_file(uri) if uri.startswith("sqlite:") else None) is not None:
+        if file.exists():
+            sqlite_revision(file, REVISION_TABLE)
+        return
+    server = mlflow_at(uri)
+    answer = ask(server) if server else _port_answers(uri)
+    if not answer.there:
+        away = StoreError(
+            f"MLflow at {without_password(uri)} {answer.text()}; the database knows what is live: bring MLflow back, "
+            "then run any command"
+        )
+        away.transient = True  # a round waits for it
+        raise away
+
+
+def _port_answers(uri: str) -> Answer:
+    """Whether anything takes a call where a database is to be. An address that names no single host is left to the
+    driver."""
+    try:
+        url = make_url(uri)
+        port = url.port or PORTS.get(url.get_backend_name())
+        if url.host and "," not in url.host and port is not None:
+            socket.create_connection((url.host, port), SECONDS).close()
+    except (OSError, ValueError, ArgumentError) as problem:  # the last two are of an address that is none
+        return Answer(0, str(problem))
+    return Answer(200)
 
 
 def ask(server: NamedServer) -> Answer:
@@ -135,8 +174,7 @@ def check_servers(settings: Settings) -> None:
     """Raise `ConfigurationError` where Prefect's or MLflow's server is named and nothing is there: after `SECONDS` at
     most, or after `PATIENCE` seconds in a run that a worker began. One that is there and slow is told in the log."""
     # What is no http address needs no server, or is refused by the registry in its own words.
-    mlflow = mlflow_server(settings) if settings.tracking.startswith("http") else None
-    for server in (prefect_server(), mlflow):
+    for server in (prefect_server(), mlflow_server(settings)):
         if server is not None:
             _check(server)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from errors import StoreError
+from models.adapters.failures import of_mlflow
 from models.adapters.files import RegisteredAdapter
 from models.adapters.registry import without_password
 
@@ -94,8 +95,7 @@ def answered(call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as problem:
-        # MLflow asks a server through requests, whose errors quote the address and reach us as they are.
-        if type(problem).__module__.partition(".")[0] not in ("mlflow", "requests"):
+        if not of_mlflow(problem):
             raise
         said = without_password(str(problem))
         raise StoreError(f"the registry does not answer: {said}; what is served stays as it is") from None
