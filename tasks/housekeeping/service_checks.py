@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sqlalchemy import inspect, make_url, text
+
 from db.copies import sqlite_file, sqlite_revision
-from errors import TraceError
+from db.engine import migration_engine, speaking
+from errors import ConfigurationError, TraceError
 from models.adapters.addresses import REVISION_TABLE, known_revisions, newest_revision
 from models.adapters.registry import without_password
 from models.objects import files_of
@@ -14,7 +17,7 @@ from settings import Settings
 from tasks.housekeeping.findings import Finding, Level, fault, of_error, of_sqlite, refused, well
 from tasks.housekeeping.run_checks import scheduled_runs
 from tasks.round.policies import open_servers
-from tasks.unattended.servers import SECONDS, NamedServer, ask, mlflow_server, prefect_server
+from tasks.unattended.servers import SECONDS, NamedServer, ask, check_mlflow, mlflow_server, prefect_server
 
 
 def service_findings(settings: Settings) -> Iterator[Finding]:
@@ -44,27 +47,53 @@ def storage(settings: Settings) -> Finding:
 
 
 def mlflow(settings: Settings) -> Finding:
-    """MLflow's server, or its SQLite file: there, whole, and of a schema that the installed MLflow opens."""
+    """MLflow's server, its SQLite file or its database: there, whole, and of a schema that the installed MLflow
+    opens."""
     server, uri = mlflow_server(settings), settings.tracking_uri
     if server is not None:
         return _answers("mlflow", server)
-    file = sqlite_file(uri)
-    assert file is not None
-    if not file.is_file():
-        return well("mlflow", f"{file} is made by the first round")
-    if wrong := of_sqlite("mlflow", file):
-        return wrong
-    found = sqlite_revision(file, REVISION_TABLE)
+    file, shown = sqlite_file(uri), without_password(uri)
+    if file is None:
+        try:
+            found = _schema_of_database(uri)
+        except TraceError as problem:
+            return of_error("mlflow", problem)
+        if not found:
+            return well("mlflow", f"{shown} answers, and its tables are made by the first round")
+    else:
+        if not file.is_file():
+            return well("mlflow", f"{file} is made by the first round")
+        if wrong := of_sqlite("mlflow", file):
+            return wrong
+        shown, found = str(file), sqlite_revision(file, REVISION_TABLE)
     if found not in known_revisions():
         return fault(
             "mlflow",
-            f"{file} has schema {found!r}, which the installed MLflow does not know",
+            f"{shown} has schema {found!r}, which the installed MLflow does not know",
             "install the MLflow that wrote it, or a newer one",
         )
     if found != newest_revision():
-        do = f"back up, then: mlflow db upgrade {uri}"
-        return fault("mlflow", f"{file} has schema {found!r}, the installed MLflow needs {newest_revision()!r}", do)
-    return well("mlflow", f"{file}, schema {found}")
+        do = f"back up, then: mlflow db upgrade {without_password(uri)}"
+        return fault("mlflow", f"{shown} has schema {found!r}, the installed MLflow needs {newest_revision()!r}", do)
+    return well("mlflow", f"{shown}, schema {found}")
+
+
+def _schema_of_database(uri: str) -> str:
+    """The revision of MLflow's schema in a database behind a server; "" where it has none yet. MLflow itself would make
+    the tables. Raises `StoreError`, without any password, where it does not answer or lets nobody in, and
+    `ConfigurationError` where the driver is missing."""
+    check_mlflow(uri)
+    url = make_url(uri)
+    try:
+        engine = migration_engine(url)
+    except ImportError as problem:
+        raise ConfigurationError(
+            f"tracking (TRACE_TRACKING) = {without_password(uri)!r} needs a driver ({problem}); install it"
+        ) from None
+    with speaking(url), engine.connect() as connection:
+        if not inspect(connection).has_table(REVISION_TABLE):
+            return ""
+        return str(connection.execute(text(f"SELECT version_num FROM {REVISION_TABLE}")).scalar() or "")
 
 
 def vllm(settings: Settings) -> Iterator[Finding]:
