@@ -110,8 +110,8 @@ def forget_conversations(connection: Connection, before: datetime, count_only: b
     table = TABLES["conversations"]
     old = and_(table.c.updated_at < before, or_(table.c.feedback_at.is_(None), table.c.feedback_at < before))
     silent = and_(old, table.c.success.is_(None))
-    # Its name goes with the words, so one without has lost them already.
-    said = and_(old, table.c.success.is_not(None), table.c.conversation != "")
+    # Its name goes with the words, so one without has lost them already; a comment may be made later.
+    said = and_(old, table.c.success.is_not(None), or_(table.c.conversation != "", table.c.comment != ""))
     if count_only:
         rows = select(func.count()).select_from(table)
         return int(connection.execute(rows.where(silent)).scalar_one()), int(

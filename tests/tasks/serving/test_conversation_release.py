@@ -80,3 +80,15 @@ def test_feedback_whose_words_were_removed_is_about_no_others(gateway: Answering
     gateway.answered(3, "b")
     row = gateway.row()
     assert (row.messages[0]["content"], row.success, row.reward) == ("b", None, None)
+
+
+def test_a_comment_on_a_conversation_whose_words_were_removed_goes_as_they_did(gateway: Answering) -> None:
+    gateway.answered(3, "a")
+    gateway.judged(success=False)
+    later = utc_now() + timedelta(days=1)
+    assert gateway.store.forget_conversations(later) == (0, 1)
+    asyncio.run(gateway.log.say("", Feedback("c", success=False, comment="I am Anna Smith")))
+    assert (gateway.row().conversation, gateway.row().comment) == ("", "I am Anna Smith")
+    assert gateway.store.forget_conversations(later) == (0, 1)
+    assert (gateway.row().success, gateway.row().comment) == (False, "")
+    assert gateway.store.forget_conversations(later) == (0, 0)
