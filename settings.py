@@ -40,6 +40,7 @@ from settings_parts import (
     TrainSettings,
     UnattendedSettings,
     read_toml,
+    shown,
     sqlite_url,
 )
 
@@ -271,7 +272,7 @@ def load_settings(**given: Any) -> Settings:
         )
     if settings.runner == "process" and settings.runner_address:
         raise ConfigurationError(
-            f"runner_address = {settings.runner_address!r} with runner = 'process', which needs none; set runner "
+            f"runner_address = {shown(settings.runner_address)} with runner = 'process', which needs none; set runner "
             "to dask or ray, or leave the address out"
         )
     settings.training_steps()
@@ -284,18 +285,17 @@ def machine_settings() -> MachineSettings:
 
 
 def _read(kind: type[Read], **given: Any) -> Read:
-    """Settings of a kind; one `ConfigurationError` for what is wrong, which shows no key."""
+    """Settings of a kind; one `ConfigurationError` for what is wrong, which shows no key and no password."""
     try:
         _check_variables()
         return kind(**given)
     except ValidationError as problem:
         first = problem.errors()[0]
-        where, value = ".".join(str(p) for p in first["loc"]), first.get("input")
-        unknown = first["type"] == "extra_forbidden"
+        where, value, unknown = ".".join(map(str, first["loc"])), first.get("input"), first["type"] == "extra_forbidden"
         # What has a wrong name may be anything, a password as well; and a variable's name may be the key itself.
-        secret = any(word in where.lower() for word in ("key", "variable"))
-        hidden = secret or (unknown and not isinstance(value, int | float))
-        said = f"setting {where} = {'(not shown)' if hidden else repr(value)}"
+        named = any(word in where.lower() for word in ("key", "variable"))
+        hidden = named or (unknown and not isinstance(value, int | float))
+        said = f"setting {where} = {'(not shown)' if hidden else shown(value)}"
         if unknown:
             mend = _mend(closest_setting(where), "take it out")
             raise ConfigurationError(f"{said}{_holder(where)} does not exist; {mend}") from None

@@ -44,6 +44,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} cannot be read: {problem}; correct it and start again") from None
 
 
+def shown(value: object) -> str:
+    """A value as an error shows it: not at all where it may hold a password, as an address does between // and @."""
+    return "(not shown)" if re.search(r"//.*@|password", repr(value), re.IGNORECASE) else repr(value)
+
+
 def sqlite_url(file: Path) -> str:
     """The URL of a SQLite file, as SQLAlchemy reads it: a `?` in the path would end a plain one, and %41 be an A. The
     rest stays as it is, for MLflow makes the folder that a URL names without reading it as one (an empty one then).
