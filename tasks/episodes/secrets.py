@@ -26,11 +26,12 @@ SHORTEST = 8
 
 def secrets_of(settings: Settings) -> list[str]:
     """The keys and passwords of a round's settings, also as JSON writes them, longest first."""
-    models = settings.analyst.api_key_variable, settings.synthesizer.api_key_variable, settings.policy.api_key_env
-    named = (*models, settings.unattended.webhook_variable)
+    keys = settings.analyst.api_key_variable, settings.synthesizer.api_key_variable, settings.policy.api_key_env
+    named = (*keys, settings.unattended.webhook_variable)
     found = {os.environ.get(name, "") for name in named if name}
     found |= {key.strip() for key in settings.gateway_keys.get_secret_value().split(",")}
-    for address in (settings.database, settings.tracking):
+    models = settings.analyst.api_base, settings.synthesizer.api_base, *settings.policy.urls
+    for address in (settings.database, settings.tracking, settings.runner_address, *models):
         parts = urlparse(address)
         # PostgreSQL takes it from the query, too, where addresses are shown without it as well.
         asked = [value for name, _, value in (p.partition("=") for p in parts.query.split("&")) if name == "password"]

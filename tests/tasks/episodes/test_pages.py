@@ -240,14 +240,15 @@ def test_keys_and_passwords_of_the_settings_are_on_no_page(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     settings = load_settings(
-        analyst={"api_key_variable": "ANALYST_KEY"},
-        synthesizer={"api_key_variable": "AUTHOR_KEY"},
-        policy={"api_key_env": "SERVER_KEY"},
+        analyst={"api_key_variable": "ANALYST_KEY", "api_base": "http://me:of-analyst-1@llm/v1"},
+        synthesizer={"api_key_variable": "AUTHOR_KEY", "api_base": "http://me:of-author-22@llm/v1"},
+        policy={"api_key_env": "SERVER_KEY", "url": "http://me:of-server-3@a:8000,http://me:of-server-4@b:8000"},
         home=settings_folder,
         unattended={"webhook_variable": "HOOK"},
     )
     secrets = ["sk-analyst-key-1", "sk-author-key-7", "server-key-22", "gateway-key-333", "p%40ssword-4444",
-               "p@ssword-4444", given["HOOK"], "track-55555", "in-query-88"]  # fmt: skip
+               "p@ssword-4444", given["HOOK"], "track-55555", "in-query-88", "of-analyst-1", "of-author-22",
+               "of-server-3", "of-server-4"]  # fmt: skip
     assert sorted(secrets_of(settings)) == sorted(secrets), "a short one would tear words apart"
     made = Practised(store)
     leak = [
