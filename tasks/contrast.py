@@ -7,6 +7,7 @@ import logging
 
 import pandas as pd
 
+from db.rows.conversations import TRAFFIC
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.llm_analyst import LlmAnalyst
@@ -14,7 +15,6 @@ from tasks.round.context import Context
 from tasks.round.results import ContrastResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
-from tasks.round.traffic import TRAFFIC
 from tasks.targets.kinds import nameless
 
 logger = logging.getLogger("trace")

@@ -11,6 +11,8 @@ from db.values.types import utc_now
 
 # The `release` of a conversation that several answered, or one by several routers: what is said of it is said of none.
 SEVERAL = -1
+# The target of a round on what users said: conversations with feedback are its episodes, and it makes no release.
+TRAFFIC = "traffic"
 
 
 @dataclass(frozen=True, kw_only=True)

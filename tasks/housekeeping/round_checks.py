@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 
+from db.rows.conversations import TRAFFIC
 from environments.targets.catalogue import load_target
 from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
@@ -15,7 +16,6 @@ from settings import Settings
 from tasks.housekeeping.findings import Finding, fault, refused, warning, well
 from tasks.round.analyst import analyst_settings, check_user, models_of
 from tasks.round.preflight import check_approval, check_model, check_tasks, check_trainings
-from tasks.round.traffic import TRAFFIC
 from tasks.targets.looks import look_over
 from tasks.unattended.notices import check_webhook, left_lying, outbox
 

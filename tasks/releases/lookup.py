@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from db import BarredRow, GatePlanRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store
+from db.rows.conversations import TRAFFIC
 from errors import ConfigurationError, StoreError
 from settings import Settings
 
@@ -14,8 +15,6 @@ from settings import Settings
 GATE, TEST = "gate", "test"
 # What the gate adds to the evidence of the candidate that it judges.
 JUDGED = "verdicts"
-# Rounds on what users said make no release.
-TRAFFIC = "traffic"
 # The profile of a round that checks everything and plays nothing.
 DRY = "dry"
 

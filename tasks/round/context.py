@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from db import AdapterRow, GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
+from db.rows.conversations import TRAFFIC
 from environments.contract import Environment, Target, TargetTask
 from errors import ConfigurationError, StageHeld, StoreError, TargetError
 from models.adapters.registry import Registry
@@ -36,7 +37,6 @@ from tasks.round.results import StageResult
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import first_opening
-from tasks.round.traffic import TRAFFIC
 from tasks.unattended.limits import RoundLimits
 from tasks.unattended.progress import Stopwatch
 from tasks.unattended.stalls import pulse

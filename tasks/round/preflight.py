@@ -14,6 +14,7 @@ from contextlib import closing
 from pydantic import BaseModel
 
 from db import ReplyRow, Store, open_store
+from db.rows.conversations import TRAFFIC
 from environments.contract import SPLITS, Target
 from environments.sandbox.workers import choose_level
 from environments.targets.catalogue import check_target_name
@@ -30,7 +31,7 @@ from tasks.releases.lookup import check_live_base
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
-from tasks.round.traffic import NOTHING_SAID, TRAFFIC
+from tasks.round.traffic import NOTHING_SAID
 from tasks.round.traffic import STAGES as FINDING
 from tasks.targets.looks import look_over
 from tasks.unattended.notices import check_webhook

@@ -17,6 +17,7 @@ from typing import Any
 
 from db import CheckRow, ConversationRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
 from db.copies import sqlite_file
+from db.rows.conversations import TRAFFIC
 from environments.contract import Message, Prompt, Target, TargetTask, Termination, content_hash
 from environments.targets.catalogue import load_target
 from environments.targets.third_party.adapter import TargetInfo
@@ -28,7 +29,6 @@ from settings import load_settings
 
 logger = logging.getLogger("trace")
 
-TRAFFIC = "traffic"
 NOTHING_SAID = "no conversation has feedback that says success or a reward"
 STAGES = ("rollout", "contrast", "select")
 ANSWERED = "answer_user_request"

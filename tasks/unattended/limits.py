@@ -12,6 +12,7 @@ from pathlib import Path
 
 from db import Round, StageRow, Store
 from db.ledger import seconds_spent
+from db.rows.conversations import TRAFFIC
 from errors import LimitReached
 from settings_parts import LimitSettings
 from tasks.unattended.sizes import size_of
@@ -61,7 +62,8 @@ class RoundLimits:
             self._reached("disk_gib", limits.disk_gib, f"its files take {size:.2f} GiB")
 
     def episodes(self) -> int:
-        """Stored episodes of the round, lost ones included: they took their time, too."""
+        """Stored episodes of the round, lost ones included: they took their time, too. Users' conversations, which it
+        only imports, are none."""
         return self._sum("count(*)")
 
     def trained(self, adapter: str, seed: int) -> int:
@@ -84,8 +86,8 @@ class RoundLimits:
         return size_of(self.folder) / 2**30
 
     def _sum(self, what: str, where: str = "TRUE", **given: str | int) -> int:
-        text = f"SELECT {what} AS n FROM trajectories WHERE round_id = :round AND {where}"
-        frame = self.store.query(text, round=self.round.id, **given)
+        text = f"SELECT {what} AS n FROM trajectories WHERE round_id = :round AND target <> :traffic AND {where}"
+        frame = self.store.query(text, round=self.round.id, traffic=TRAFFIC, **given)
         return int(frame["n"].iloc[0])
 
     def _reached(self, name: str, limit: float, what: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from db import ConversationRow, Round, Store, TrajectoryRow, open_store, writes
+from db.rows.conversations import TRAFFIC
 from db.values.types import utc_now
 from errors import ConfigurationError, TargetError
 from models.policy import PolicyIdentity
@@ -31,7 +32,7 @@ from tasks.contrast import contrast
 from tasks.round.results import RolloutResult
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import context_text, first_opening
-from tasks.round.traffic import ANSWERED, TRAFFIC, TrafficTarget, check_stage, import_conversations
+from tasks.round.traffic import ANSWERED, TrafficTarget, check_stage, import_conversations
 from tasks.select import select
 from tests.tasks.mining.test_labelling import ScriptedAsker
 

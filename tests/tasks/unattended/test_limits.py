@@ -13,6 +13,7 @@ import pytest
 
 import flows.improve as flow
 from db import Round, RoundState, StageRow, StageState, Store, open_store
+from db.rows.conversations import TRAFFIC
 from errors import LimitReached
 from models.providers.litellm_client import Completion, ModelCall
 from models.scripted import NoopPolicy
@@ -64,6 +65,15 @@ def test_each_limit_is_held(store: Store, settings_folder: Path, given: dict[str
     with pytest.raises(LimitReached, match=said):
         held.check(1)
     limits(store, settings_folder, **dict.fromkeys(given, 10**9)).check(1)
+
+
+def test_conversations_that_are_imported_take_nothing_of_a_round(store: Store, settings_folder: Path) -> None:
+    held = limits(store, settings_folder, rollouts=1, tokens=10)
+    store.add_trajectories([trajectory(held.round.id, str(i), target=TRAFFIC) for i in range(2)])
+    held.check(1)
+    assert (held.episodes(), held.tokens()) == (0, 0), "users played and paid them before"
+    store.add_trajectories([trajectory(held.round.id, "played")])
+    assert (held.episodes(), held.tokens()) == (1, 124)
 
 
 def test_a_folder_that_goes_while_sizes_are_looked_at_counts_nothing(
