@@ -32,7 +32,7 @@ def serve(
         typer.Option(help="Address of a vLLM server; repeat for replicas. None: as policy.backend says."),
     ] = None,
     server_chat: Annotated[
-        bool, typer.Option("--server-chat", help="Pass requests on as they came, instead of rendering as in training.")
+        bool, typer.Option("--server-chat", help="Pass requests to servers as they came, not rendered as in training.")
     ] = False,
     mode: Annotated[str, typer.Option(help="auto, linear, retrieval, label, both, fixed or off.")] = "auto",
     fixed: Annotated[str, typer.Option(help="The member of mode fixed.")] = "",

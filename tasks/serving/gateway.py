@@ -114,12 +114,18 @@ def build_gateway(
     ended: Callable[[], object] = lambda: None,
 ) -> GatewayApp:
     """Everything between a socket and a model, ready to be run. The first reconciliation is done when this returns.
-    `ended` is called, by another thread, when the model in this process is gone for good."""
-    preset = preset_of(settings)
+    `ended` is called, by another thread, when the model in this process is gone for good. Raises `ConfigurationError`,
+    before anything is loaded, where requests are to be passed on and there are no servers."""
     if serving.servers:
         policy = settings.policy.model_copy(update={"backend": "vllm", "url": ",".join(serving.servers)})
         settings = settings.model_copy(update={"policy": policy})
     remote = settings.policy.backend == "vllm"
+    if not (remote or serving.rendered):
+        raise ConfigurationError(
+            f"--server-chat passes requests on to vLLM servers, and with policy.backend = {settings.policy.backend!r} "
+            "the model in this process answers; give --server ADDRESS, or leave --server-chat out"
+        )
+    preset = preset_of(settings)
     # Before servers the base only routes: a server on this machine fills the GPU.
     base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS, settings.cache, host=remote)
     base.policy.context = min(base.policy.context, CONTEXT)

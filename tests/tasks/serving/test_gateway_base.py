@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from db import open_store
+from errors import ConfigurationError
 from models.serving.gateway.settings import GatewaySettings
 from settings import load_settings
 from tasks.serving import gateway
@@ -39,6 +40,15 @@ def test_a_base_that_only_routes_stays_off_the_gpu_that_a_server_fills(
     with pytest.raises(Loaded):
         build_gateway(settings, store, Serving(servers=servers), GatewaySettings())
     assert given == [{"host": host}]
+
+
+def test_requests_can_be_passed_on_to_servers_alone(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "load_base", lambda *_, **__: pytest.fail("the base is loaded"))
+    store: Any = None  # it is not reached
+    with pytest.raises(
+        ConfigurationError, match=r"--server-chat .* policy\.backend = 'local' .*; give --server ADDRESS"
+    ):
+        build_gateway(load_settings(home=settings_folder), store, Serving(rendered=False), GatewaySettings())
 
 
 @pytest.mark.parametrize("trained", ["local", "vllm"])
