@@ -3,8 +3,8 @@
     notify(settings, Notice("promoted", "shop", "release 3 of shop is live: ...", {"release": 3}))
 
 A notice never stops a round. What the webhook's receiver did not take lies in HOME/outbox and is sent again with the
-next notice, at the start of every round, and by the deployment `housekeeping`. One that cannot be kept, as on
-a full disk, is sent all the same, once.
+next notice, at the start of every round, by every watch, and by the deployment `housekeeping`. One that cannot be kept,
+as on a full disk, is sent all the same, once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from db.values.types import utc_now
 from errors import ConfigurationError
 from settings import Settings
 from settings_parts import shown_variable
+from tasks.unattended.servers import prefect_server
 
 if TYPE_CHECKING:
     import httpx
@@ -224,7 +225,7 @@ def event_name(notice: Notice) -> str:
 
 def _emit(notice: Notice) -> None:
     # Without a server the event would start one: outside of a flow, and with no server named, it is left out.
-    if "prefect" not in sys.modules and not os.environ.get("PREFECT_API_URL"):
+    if "prefect" not in sys.modules and prefect_server() is None:
         return
     from prefect.context import FlowRunContext, TaskRunContext
     from prefect.events import emit_event

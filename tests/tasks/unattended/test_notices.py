@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,6 +205,24 @@ def test_an_event_that_cannot_be_given_keeps_no_webhook_from_it(
     monkeypatch.setattr(notices, "_emit", down)
     notify(settings, STARTED)
     assert texts(receiver) == ["[trace] round 1 on shop began"]
+
+
+@pytest.mark.parametrize("active", ["server", "none"])
+def test_the_server_of_prefect_s_profile_gets_the_event_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, active: str
+) -> None:
+    """As of a rollback by hand, in a process that has not imported Prefect."""
+    server = '[profiles.server]\nPREFECT_API_URL = "http://prefect:4200/api"\n'
+    (tmp_path / "profiles.toml").write_text(f'active = "{active}"\n{server}[profiles.none]\n')
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(notices, "sys", SimpleNamespace(modules={}))
+    there = SimpleNamespace(api=SimpleNamespace(url="http://prefect:4200/api"))
+    monkeypatch.setattr("prefect.settings.get_current_settings", lambda: there)
+    told: list[str] = []
+    monkeypatch.setattr("prefect.events.emit_event", lambda name, **given: told.append(name))
+    notices._emit(Notice("rolled-back", "shop", "the bare base answers again"))
+    assert told == (["trace.rolled-back"] if active == "server" else [])
 
 
 def test_a_variable_without_an_address_is_refused_and_not_shown(
