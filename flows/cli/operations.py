@@ -43,6 +43,7 @@ def watch(
     from tasks.operations.watch import watch_release, watch_text
     from tasks.releases.lookup import target_named
     from tasks.round.preflight import preflight
+    from tasks.unattended.notices import deliver
 
     settings = load_settings(target=target, profile=profile, base_model=base_model, home=home)
     with open_stored(settings.database_url) as store:
@@ -50,6 +51,7 @@ def watch(
     preflight(settings)
     watched = watch_release(settings)
     typer.echo(watch_text(watched))
+    deliver(settings)  # what the webhook's receiver has not taken yet
     if watched.falls or watched.losses:
         raise typer.Exit(1)
 

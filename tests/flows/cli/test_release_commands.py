@@ -198,6 +198,18 @@ def test_a_dry_round_of_another_target_takes_no_command_over(
         serving_settings(settings_folder, "agentdojo")
 
 
+def test_a_watch_by_hand_sends_what_waits_in_the_outbox(two_targets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fallen = SimpleNamespace(falls=["by 30 points"], losses=[])
+    monkeypatch.setattr("tasks.round.preflight.preflight", lambda settings: done.append("checked"))
+    monkeypatch.setattr("tasks.operations.watch.watch_release", lambda settings: done.append("watched") or fallen)
+    monkeypatch.setattr("tasks.operations.watch.watch_text", lambda watched: "it fell")
+    monkeypatch.setattr("tasks.unattended.notices.deliver", lambda settings: done.append(settings.target))
+    words = ["watch", "--home", str(two_targets), "--target", "shop"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 1
+    assert done == ["checked", "watched", "shop"]
+
+
 @pytest.mark.parametrize("command", ["history", "watch", "rollback"])
 def test_a_target_without_a_round_is_told_with_those_that_have_one(two_targets: Path, command: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no round of 'shpo', but of shop, tau2:airline, traffic; give one"):
