@@ -106,15 +106,16 @@ def _voting(examples: Sequence[Example], insisted: Collection[str], definitions:
 
 
 def _linear(examples: Sequence[Example], insisted: Collection[str], definitions: Mapping[str, str]) -> Fitted | None:
-    """A router by expected success, None where too few examples show it of some class. An insisted example is solved
-    by its label and by nothing else."""
+    """A router by expected success, None where some class has played too few examples. An insisted example is solved
+    by its label and by nothing else; that is no play, and what was played of it stays one, so that what is insisted on
+    does not make one kind of router of another."""
     voting = _voting([e for e in examples if e.label is not None], insisted, definitions)
+    if min(sum(c in e.successes for e in examples) for c in voting.classes) < LEAST_PLAYED:
+        return None
     shown = [e for e in examples if e.successes or e.id in insisted]
     told = [{str(e.label): 1.0} if e.id in insisted else e.successes for e in shown]
     rest = [0.0 if e.id in insisted else np.nan for e in shown]
     successes = np.array([[t.get(c, r) for c in voting.classes] for t, r in zip(told, rest, strict=True)])
-    if not shown or (~np.isnan(successes)).sum(axis=0).min() < LEAST_PLAYED:
-        return None
     weights = [float(voting.neighbours) if e.id in insisted else 1.0 for e in shown]
     vectors = np.stack([e.vector for e in shown])
     router, left_out = voting.expecting(vectors, successes, weights)

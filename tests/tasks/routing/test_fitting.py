@@ -108,6 +108,20 @@ def test_without_successes_neighbours_vote_and_it_is_said(
     assert "neighbours vote instead" in caplog.text
 
 
+@pytest.mark.parametrize(("played", "mode"), [(LEAST_PLAYED - 1, "retrieval"), (LEAST_PLAYED, "linear")])
+def test_what_is_insisted_on_makes_no_other_kind_of_router(
+    monkeypatch: pytest.MonkeyPatch, played: int, mode: str
+) -> None:
+    """Its outcomes are made up: they are no play; and a task that was played stays one when it is insisted on."""
+    monkeypatch.setattr(fitting, "kept_out", lambda _: False)
+    given = examples(played)
+    more = [replace(e, id=f"more {e.id}", label="all") for e in examples(10, told=False)]
+    insisted = {e.id: "all" for e in [*given[:4], *more]}
+    amended = [replace(e, label=insisted.get(e.id, e.label)) for e in [*given, *more]]
+    modes = [fitted(settings("linear"), rows, "", ids).router.mode for rows, ids in ((given, {}), (amended, insisted))]
+    assert modes == [mode, mode]
+
+
 def test_the_share_that_thresholds_are_fitted_on_is_decided_by_the_id() -> None:
     ids = [f"trajectory-{i}" for i in range(2000)]
     share = [i for i in ids if kept_out(i)]
