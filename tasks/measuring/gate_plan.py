@@ -127,12 +127,12 @@ def alpha_at(look: int, alpha: float, drawn: bool = False) -> float:
     return alpha
 
 
-def settling_episodes(own_tasks: int, trials: int, draws: bool, families: Collection[int] = ()) -> int:
-    """Episodes of both sides that settle as many falls as one evaluation may, each of a family of at most `own_tasks`
-    x `trials` episodes; `draws` says whether further tasks can be drawn. Where not, `families` are how many tasks each
-    family has: a large one is played whole once more."""
-    if draws or not own_tasks:
-        return 2 * SETTLED * own_tasks * trials
+def settling_episodes(own_tasks: int, trials: int, families: Collection[int] = ()) -> int:
+    """The most episodes of both sides that settle as many falls as one evaluation may. `families` are how many tasks
+    each family has: a large one is played whole once more, a smaller one in `AGAIN` times `own_tasks` x `trials`
+    episodes. A target that draws plays half as many of further tasks, where it has so many left."""
+    if not own_tasks:
+        return 0
     largest = [*sorted(families, reverse=True), *[0] * SETTLED][:SETTLED]
     return 2 * trials * sum(max(AGAIN * own_tasks, size) for size in largest)
 

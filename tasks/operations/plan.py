@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from db import GENERALIST, ReleaseRow, Round, RoundState, StageRow, Store, open_store
-from environments.contract import SPLITS, Drawable, Generators, Target
+from environments.contract import SPLITS, Generators, Target
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import without_model
 from errors import ConfigurationError, EnvironmentFault, TargetError
@@ -128,8 +128,10 @@ def plan_of(
     # Base, live release and candidate, and a few of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
     families = Counter(task.family for task in target.tasks("validation")).values()
-    settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable), families)
+    settling = settling_episodes(s.evaluation.own_tasks, trials, families)
     validation = (3 * most["validation"] + 2 * further) * trials + settling + noop_tasks(most["validation"])
+    if len(families) > 1:  # behind a router that leaves fallen ones to what answers today the candidate plays again
+        validation += (most["validation"] + further) * trials + settling
     test = (3 * s.evaluation.trials + 1) * most["test"]
     choosing = (contenders + starts) * (t.choosing + retained(t.choosing))
     # Base and adapter, and the champion that it was trained on from.

@@ -101,8 +101,7 @@ def test_no_p_value_is_told_as_nought(p, digits, said):
 
 
 def test_what_settles_falls_is_at_most_the_largest_families_once_more():
-    assert settling_episodes(0, 3, draws=False, families=[100]) == 0
-    assert settling_episodes(20, 3, draws=True, families=[100]) == 2 * 3 * 20 * 3
-    assert settling_episodes(20, 3, draws=False) == 2 * 3 * (3 * 2 * 20)
-    assert settling_episodes(20, 3, draws=False, families=[8, 100, 50, 60, 70]) == 2 * 3 * (100 + 70 + 60)
-    assert settling_episodes(20, 3, draws=False, families=[8, 100]) == 2 * 3 * (100 + 40 + 40)
+    assert settling_episodes(0, 3, families=[100]) == 0
+    assert settling_episodes(20, 3) == 2 * 3 * (3 * 2 * 20)
+    assert settling_episodes(20, 3, families=[8, 100, 50, 60, 70]) == 2 * 3 * (100 + 70 + 60)
+    assert settling_episodes(20, 3, families=[8, 100]) == 2 * 3 * (100 + 40 + 40)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,8 @@ from db import ReleaseRow, ReleaseState, RoundState, open_store
 from environments.contract import Target, TargetTask
 from environments.targets.catalogue import load_target
 from settings import PROFILES, load_settings
+from tasks.evaluate import _settling
+from tasks.measuring.gate_plan import settling_episodes
 from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
 from tasks.synthesis.learning.shown import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
@@ -186,6 +191,24 @@ def test_a_later_round_shows_a_generalist_what_is_missing_and_not_in_turns(setti
         train = {"generalist": 5, "demonstrations": demonstrations, "shown": 2}
         plan = plan_of(load_settings(profile="laptop", train=train), load_target("shop"), live=live)
         assert plan.generalist == 20 * each + fresh
+
+
+def test_what_settles_falls_of_a_target_that_has_too_few_tasks_left_to_draw_is_planned(settings_folder: Path) -> None:
+    """They are played again, in twice the episodes, and so may others be behind a router that leaves some out."""
+    settings, shop = load_settings(profile="laptop"), load_target("shop")
+    split, fell = shop.tasks("validation"), ["cancel_other", "refund_all", "wants_person"]
+    drawing = SimpleNamespace(further=lambda families: [])
+    context: Any = SimpleNamespace(settings=settings, seed=1, drawing=drawing, tasks=lambda _: split)
+    owed = 2 * sum(len(part.episodes()) for part in _settling(context, {}, fell))
+    trials = settings.evaluation.validation_trials
+    sizes = Counter(task.family for task in split)
+    assert owed == 2 * 3 * 2 * settings.evaluation.own_tasks * trials
+    assert settling_episodes(settings.evaluation.own_tasks, trials, sizes.values()) >= owed
+    without = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"own_tasks": 0})})
+    further = settings.selection.most * settings.evaluation.own_tasks
+    # An adapter alone, live release and candidate, and the candidate behind another router: each on further tasks.
+    more = plan_of(settings, shop).evaluation - plan_of(without, shop).evaluation
+    assert more == 4 * further * trials + 2 * settling_episodes(settings.evaluation.own_tasks, trials, sizes.values())
 
 
 @pytest.mark.parametrize("profile", ["gpu-small", "gpu", "cluster"])
