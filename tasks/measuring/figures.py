@@ -139,7 +139,7 @@ def overall(name: str, rows: Sequence[tuple[EvaluationRow, pd.DataFrame]]) -> Ev
             "lost": _added([r.lost for r, _ in rows]),
             "owed": sum(r.owed for r, _ in rows),
             "earlier": sum(r.earlier for r, _ in rows),
-            "steps": float(np.average([r.steps for r, _ in rows], weights=[max(1, len(f)) for _, f in rows])),
+            "steps": sum(r.steps * len(f) for r, f in rows) / max(1, sum(len(f) for _, f in rows)),
             "sampled_tokens": sum(r.sampled_tokens for r, _ in rows),
             "dollars": sum(r.dollars for r, _ in rows),
             "stopped": next((r.stopped for r, _ in rows if r.stopped), ""),

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from db import AdapterRow, AdapterState, SpendRow, open_store
@@ -23,7 +24,7 @@ from models.providers.litellm_client import Completion
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.measuring.evaluation import _adapter_row
-from tasks.measuring.figures import EvaluationRow, table
+from tasks.measuring.figures import EvaluationRow, overall, success_of, table
 from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyName, PolicyOptions, parse_policy
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 from tasks.round.registry import open_registry
@@ -376,3 +377,20 @@ def test_a_group_loads_the_bare_base_once(policy: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("tasks.measuring.targets.expand", lambda name: ["shop", "shop:shift"])
     evaluate(policy, target="shop", limit=1)
     assert loads.count(policy) == (2 if policy == "release@1" else 1)
+
+
+def test_steps_of_several_targets_are_those_of_their_finished_episodes() -> None:
+    """A domain that finished none has no steps, which is not an episode of none."""
+    frame = pd.DataFrame({"task_id": ["a", "b"], "success": [True, False], "reward": [1.0, 0.0]})
+
+    def row(name: str, finished: pd.DataFrame, steps: float) -> tuple[EvaluationRow, pd.DataFrame]:
+        made = EvaluationRow(
+            target=name, split="test", policy="p", evaluation="e", data_hash="d", user="none", seed=0, trials=1,
+            tasks=2, scored=success_of(finished), families={}, metrics={}, terminations={}, lost={}, owed=0,
+            steps=steps, sampled_tokens=0, dollars=0.0,
+        )  # fmt: skip
+        return made, finished
+
+    airline, retail = row("tau2:airline", frame, 6.0), row("tau2:retail", frame[:0], 0.0)
+    assert (overall("tau2", [airline, retail]).steps, overall("tau2", [retail, retail]).steps) == (6.0, 0.0)
+    assert overall("tau2", [airline, row("tau2:telecom", frame[:1], 3.0)]).steps == 5.0
