@@ -28,12 +28,14 @@ _CELLS = tuple((f"{label.lower()}_{outcome}", label, outcome) for outcome in ("f
 @dataclass(frozen=True)
 class PublishedSelection:
     """The selected capabilities in order of mean Delta, the others with their reason, and the agreement of the runs
-    (None where it is undefined). Standard deviations are of the population of runs."""
+    (None where it is undefined): `kappa` over the `complete` capabilities that every run labels. Standard deviations
+    are of the population of runs."""
 
     selected: tuple[CapabilitySelection, ...]
     rejected: tuple[CapabilitySelection, ...]
     runs: int
     kappa: float | None
+    complete: int
     kappa_by_capability: Mapping[str, float | None]
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +66,10 @@ class PublishedSelection:
                 lines.append(f"  not selected: {row.reason}")
         kappa = "n/a" if self.kappa is None else f"{self.kappa:.3f}"
         total = len(self.selected) + len(self.rejected)
-        lines.append(f"{len(self.selected)} selected of {total}; Fleiss' kappa over all labels {kappa}")
+        lines.append(
+            f"{len(self.selected)} selected of {total}; Fleiss' kappa over the capabilities that every run labels "
+            f"({self.complete} of {total}) {kappa}"
+        )
         return lines
 
     def _row(self, row: CapabilitySelection) -> dict[str, Any]:
@@ -110,11 +115,13 @@ def published_selection(
         CapabilitySelection(name, False, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), "No run labels it.") for name in never
     )
     overall, by_name = agreement(labels)
+    complete = int((labels.groupby("capability")["run"].nunique() == len(paths)).sum())
     return PublishedSelection(
         tuple(row for row in rows if row.selected),
         (*(row for row in rows if not row.selected), *missing),
         len(paths),
         overall,
+        complete,
         by_name | dict.fromkeys(never),
     )
 

@@ -81,6 +81,9 @@ def test_a_run_that_lacks_a_capability_counts_as_not_passed(files):
     by_name = {row.name: row for row in result.rejected}
     assert by_name[NAMES[0]].runs_passed == 7
     assert by_name["never_labelled"].reason == "No run labels it."
+    assert result.table()[-1].startswith(
+        "0 selected of 3; Fleiss' kappa over the capabilities that every run labels (1 of 3) "
+    )
 
 
 def test_fewer_runs_than_have_to_agree_are_one_error_that_says_how_to_ask_for_fewer(files):
