@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -200,9 +201,13 @@ def test_a_dry_round_of_another_target_takes_no_command_over(
 
 def test_a_watch_by_hand_sends_what_waits_in_the_outbox(two_targets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    fallen = SimpleNamespace(falls=["by 30 points"], losses=[])
+
+    def watched(settings: Any) -> Any:
+        done.append("watched")
+        return SimpleNamespace(falls=["by 30 points"], losses=[])
+
     monkeypatch.setattr("tasks.round.preflight.preflight", lambda settings: done.append("checked"))
-    monkeypatch.setattr("tasks.operations.watch.watch_release", lambda settings: done.append("watched") or fallen)
+    monkeypatch.setattr("tasks.operations.watch.watch_release", watched)
     monkeypatch.setattr("tasks.operations.watch.watch_text", lambda watched: "it fell")
     monkeypatch.setattr("tasks.unattended.notices.deliver", lambda settings: done.append(settings.target))
     words = ["watch", "--home", str(two_targets), "--target", "shop"]
