@@ -41,7 +41,7 @@ from flows.order import STAGES, Done, check_name, stages
 from flows.runs.left_running import left_runs_ended, shown_as
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
-from settings import BUDGET, LARGEST, Settings, load_settings
+from settings import BUDGET, LARGEST, SCRIPTED_USER, Settings, load_settings
 from settings_parts import Part
 from tasks.operations.announcements import (
     deaths_announced,
@@ -53,7 +53,7 @@ from tasks.operations.announcements import (
 from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.training_memory import check_training, memory_text
-from tasks.operations.without_effect import without_effect
+from tasks.operations.without_effect import user_without_effect, without_effect
 from tasks.rollout import rollout
 from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context, peak_gib
@@ -115,7 +115,8 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     with failure_announced(settings, bool(deployment.id)):
         check_runner(settings)
         context = open_context(settings, fresh, code_version())
-    for said in without_effect(settings, context.parent):
+    unheard = user_without_effect(settings, context.target) if settings.target_user != SCRIPTED_USER else []
+    for said in [*without_effect(settings, context.parent), *unheard]:
         logger.warning("%s", said)
     context.sharing = SharedPlay(context)
     presence = context.store.presence(context.round.id, LEASE_SECONDS, shown_as())

@@ -27,7 +27,7 @@ from tasks.measuring.lineup import members_of
 from tasks.operations.devices import check_gpu
 from tasks.operations.provable import own_tasks, unprovable
 from tasks.operations.training_memory import check_training, memory_text
-from tasks.operations.without_effect import without_effect
+from tasks.operations.without_effect import user_without_effect, without_effect
 from tasks.releases.lifecycle import live_release
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
@@ -247,7 +247,7 @@ def rehearse(settings: Settings) -> list[str]:
         live = live_release(store, settings.target)
         plan = plan_of(settings, target, pace_of(store, settings, target), live)
         tasks = {split: len(target.tasks(split)) for split in SPLITS}
-        warned = without_effect(settings, live)
+        warned = [*without_effect(settings, live), *user_without_effect(settings, target)]
         if plan.trains and (said := unprovable(store, target, settings)):
             warned.append(said)
         return [

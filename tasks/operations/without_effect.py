@@ -1,4 +1,5 @@
-"""Train settings that have no effect because of another one: said before a round begins, and in its dry run.
+"""Settings that have no effect because of another one, or with the target: said before a round begins, and in its dry
+run.
 
     train.practice = 8 has no effect in the round: a generalist practises where it is made first, from ...
 
@@ -12,7 +13,8 @@ import json
 from collections.abc import Sequence
 
 from db import GENERALIST, ReleaseRow
-from settings import Settings
+from environments.contract import Target
+from settings import SCRIPTED_USER, Settings
 from tasks.measuring.lineup import members_of
 
 # How the names of the methods begin that play rounds of their own.
@@ -49,6 +51,15 @@ def without_effect(settings: Settings, live: ReleaseRow | None = None) -> list[s
         for name, reason in reasons.items()
         if reason and getattr(t, name)
     ]
+
+
+def user_without_effect(settings: Settings, target: Target) -> list[str]:
+    """A sentence where `target_user` is set, and the target is not told who plays its users."""
+    user, own = settings.target_user, getattr(target, "user", None)
+    if user in (SCRIPTED_USER, own):
+        return []
+    played = f"has a user of its own, {own!r}" if own else "has no simulated user to choose"
+    return [f"target_user = {json.dumps(user)} has no effect in the round: {settings.target} {played}"]
 
 
 def without_effect_in(settings: Settings, methods: Sequence[str]) -> list[str]:

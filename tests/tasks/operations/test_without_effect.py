@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +18,7 @@ from flows.cli import methods
 from settings import PROFILES, load_settings
 from tasks.methods.catalogue import chosen
 from tasks.operations.plan import rehearse
-from tasks.operations.without_effect import without_effect, without_effect_in
+from tasks.operations.without_effect import user_without_effect, without_effect, without_effect_in
 
 NO_GENERALIST = {"demonstrations": 0, "practice": 0, "recall_steps": 0}
 
@@ -95,6 +96,29 @@ def test_dry_run_and_log_of_a_round_say_it_once(
         pass
     logged = [r for r in caplog.records if "has no effect" in r.getMessage()]
     assert [(r.levelno, f"warning: {r.getMessage()}") for r in logged] == [(logging.WARNING, told[0])]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [(None, "has no simulated user to choose"), ("a robot", "has a user of its own, 'a robot'"), ("litellm:m", "")],
+)
+def test_a_user_that_the_target_is_not_told_of_is_said(settings_folder: Path, own: str | None, said: str) -> None:
+    settings, target = load_settings(target_user="litellm:m"), Mock(spec=["user"], user=own)
+    told = user_without_effect(settings, target)
+    assert told == ([f'target_user = "litellm:m" has no effect in the round: shop {said}'] if said else [])
+    assert user_without_effect(load_settings(), target) == []
+
+
+def test_dry_run_and_log_say_it_of_the_user(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRACE_TARGET_USER", "litellm:m")
+    settings = load_settings(profile="laptop", home=settings_folder / "home")
+    told = [line for line in rehearse(settings) if "has no effect" in line]
+    with flow.opened(settings, fresh=False):
+        pass
+    assert told == [f"warning: {r.getMessage()}" for r in caplog.records if "has no effect" in r.getMessage()]
+    assert [line.split()[1] for line in told] == ["target_user"]
 
 
 def test_a_comparison_says_it_once_and_not_of_its_ablations(
