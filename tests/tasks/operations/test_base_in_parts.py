@@ -12,6 +12,7 @@ from errors import ConfigurationError, PolicyError
 from flows.compare_methods import CompareParameters, check
 from flows.train_apart import spec_of
 from models.local.decoder import PartedDecoder
+from models.policy import PolicyIdentity
 from models.training import ranks as processes_here
 from models.training.ranks import Ranks
 from settings import load_settings
@@ -76,9 +77,16 @@ def test_it_is_parted_in_a_job_after_what_needs_the_whole_of_it(
     monkeypatch.setattr(processes_here, "part_base", lambda base: seen.append("parted"))
     monkeypatch.setattr(processes_here, "ranks", lambda: Ranks(0, count))
     asked: list[Any] = []
-    monkeypatch.setattr(module, "load_base", lambda *how: asked.append(how))
+    base = SimpleNamespace(identity=PolicyIdentity("base", "1"))
+
+    def load(*how: Any) -> Any:
+        asked.append(how)
+        return base
+
+    monkeypatch.setattr(module, "load_base", load)
     settings = load_settings(policy=SERVED, devices={"shard": shard, "processes": 2})
-    context = Context(settings, None, None)  # type: ignore[arg-type]
+    store: Any = SimpleNamespace(rows=lambda kind, **where: [])
+    context = Context(settings, store, SimpleNamespace(id="r"))  # type: ignore[arg-type]
     assert context.backend is opened
     assert seen == expected
     assert asked[0][-1] is shard, "it lies in the machine's memory, or on the GPU"
