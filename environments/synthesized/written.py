@@ -234,9 +234,7 @@ class TargetLike:
     def step(self, action: Action) -> Observation:
         inner = self._started()
         observation = inner.step(action)
-        if isinstance(
-            inner, DenseEnvironment
-        ):  # the target's, which may offer more now; a module is shown with its own
+        if isinstance(inner, DenseEnvironment):  # a task of the target's own, which may offer more now
             self.tools = inner.tools
         return observation
 

@@ -84,14 +84,23 @@ def test_a_live_champion_is_gone_on_from_without_carrying(
     assert bool(without_effect(settings, live(*members) if members else None)) is alone
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [("TRAIN__DEMONSTRATIONS", "0", "train.practice = 8"), ("TARGET_USER", "litellm:m", 'target_user = "litellm:m"')],
+)
 def test_dry_run_and_log_of_a_round_say_it_once(
-    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    settings_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+    value: str,
+    said: str,
 ) -> None:
-    monkeypatch.setenv("TRACE_TRAIN__DEMONSTRATIONS", "0")
+    monkeypatch.setenv(f"TRACE_{variable}", value)
     settings = load_settings(profile="laptop", home=settings_folder / "home")
     told = [line for line in rehearse(settings) if "has no effect" in line]
     assert len(told) == 1
-    assert told[0].startswith("warning: train.practice = 8 has no effect in the round: ")
+    assert told[0].startswith(f"warning: {said} has no effect in the round: ")
     with flow.opened(settings, fresh=False):
         pass
     logged = [r for r in caplog.records if "has no effect" in r.getMessage()]
@@ -107,18 +116,6 @@ def test_a_user_that_the_target_is_not_told_of_is_said(settings_folder: Path, ow
     told = user_without_effect(settings, target)
     assert told == ([f'target_user = "litellm:m" has no effect in the round: shop {said}'] if said else [])
     assert user_without_effect(load_settings(), target) == []
-
-
-def test_dry_run_and_log_say_it_of_the_user(
-    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("TRACE_TARGET_USER", "litellm:m")
-    settings = load_settings(profile="laptop", home=settings_folder / "home")
-    told = [line for line in rehearse(settings) if "has no effect" in line]
-    with flow.opened(settings, fresh=False):
-        pass
-    assert told == [f"warning: {r.getMessage()}" for r in caplog.records if "has no effect" in r.getMessage()]
-    assert [line.split()[1] for line in told] == ["target_user"]
 
 
 def test_a_comparison_says_it_once_and_not_of_its_ablations(
